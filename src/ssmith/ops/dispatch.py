@@ -1,0 +1,76 @@
+"""Which backend serves a call, and why. The only place that knows devices.
+
+A backend is named after the file that holds it: `reference` (PyTorch, any device, any dtype) or `cpu`
+(Numba kernels). An operator lists its backends from best to worst; each says why it cannot serve a call,
+or says nothing and serves it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from functools import cache
+from typing import NamedTuple
+
+import torch
+
+BACKENDS = ("auto", "cpu", "reference")
+
+
+class Choice(NamedTuple):
+    """The backend that serves a call, and the reason in words."""
+
+    backend: str
+    why: str
+
+
+@cache
+def numba_missing() -> str | None:
+    """The reason why Numba kernels cannot run on this machine, or None."""
+    if importlib.util.find_spec("numba") is None:
+        return "numba is not installed"
+    return None
+
+
+def cpu_refusal(tensor: torch.Tensor, dtypes: tuple[torch.dtype, ...]) -> str | None:
+    """Why the Numba kernels cannot serve a call whose main input is `tensor`, or None."""
+    if tensor.device.type != "cpu":
+        return f"the tensors are on {tensor.device}"
+    if tensor.dtype not in dtypes:
+        return f"the dtype is {name_dtype(tensor.dtype)}, kernels exist for {_names(dtypes)}"
+    return numba_missing()
+
+
+def choose(op: str, backend: str, refusals: Mapping[str, str | None]) -> Choice:
+    """Picks a backend for one call of `op`.
+
+    `refusals` maps backend names, best first, to the reason why each cannot serve the call (None: it can).
+    `auto` takes the first that can. A name that cannot serve raises ValueError with the reason.
+    """
+    if backend not in BACKENDS:
+        raise ValueError(f"{op}: unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}")
+    if backend == "auto":
+        return _first_that_serves(op, refusals)
+    if backend not in refusals:
+        raise ValueError(f"{op}: there is no {backend!r} backend; it has {', '.join(refusals)}")
+    if refusals[backend] is not None:
+        raise ValueError(f"{op}: backend {backend!r} cannot serve this call: {refusals[backend]}")
+    return Choice(backend, "asked for by name")
+
+
+def _first_that_serves(op: str, refusals: Mapping[str, str | None]) -> Choice:
+    reasons = []
+    for name, reason in refusals.items():
+        if reason is None:
+            return Choice(name, "; ".join(reasons) or "the fastest here")
+        reasons.append(f"{name}: {reason}")
+    raise ValueError(f"{op}: no backend can serve this call ({'; '.join(reasons)})")
+
+
+def name_dtype(dtype: torch.dtype) -> str:
+    """`float32` for torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _names(dtypes: tuple[torch.dtype, ...]) -> str:
+    return ", ".join(name_dtype(d) for d in dtypes)
