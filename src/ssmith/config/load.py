@@ -105,12 +105,12 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         return _convert_union(typing.get_args(hint), value, where)
-    if dataclasses.is_dataclass(hint):
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         if isinstance(value, hint):
             return value
         if not isinstance(value, Mapping):
             raise ValueError(f"setting {where!r} must be a table of settings, got {value!r}")
-        return from_dict(hint, value, where)  # pyright: ignore[reportArgumentType]
+        return from_dict(hint, value, where)
     if origin is tuple:
         if not isinstance(value, list | tuple):
             raise ValueError(f"setting {where!r} must be a list, got {value!r}")

@@ -188,8 +188,7 @@ def _tokens(
     for _ in range(max_tokens):
         logits, state = _step(model, last, state)
         chosen = [choose_token(logits[i], sampling, generators[row]) for i, row in enumerate(active)]
-        for row, token in zip(active, chosen, strict=True):
-            yield row, token
+        yield from zip(active, chosen, strict=True)
         going = [i for i, row in enumerate(active) if rows[row].finished is None]
         if not going:
             return

@@ -101,14 +101,12 @@ def _check_ids(ids: Tensor, vocab_size: int) -> None:
 def _check_targets(targets: Tensor, vocab_size: int) -> None:
     counted = targets != IGNORE_INDEX
     if targets.device.type == "cpu" and not bool(counted.any()):
-        raise ValueError(
-            f"no target counts: every one is {IGNORE_INDEX} (labels of a document of one token predict nothing)"
-        )
+        raise ValueError(f"no target counts: every one is {IGNORE_INDEX} (one token alone predicts nothing)")
     check_range("target", targets, vocab_size, counted)
 
 
 def check_range(what: str, values_BT: Tensor, vocab_size: int, counted: Tensor) -> None:
-    """On a CPU, raises ValueError at the first counted value outside [0, vocab_size), naming it and its place.
+    """On a CPU, raises ValueError at the first counted value outside [0, vocab_size), with its place.
 
     On a GPU looking at values would wait for the device; there the embedding asserts.
     """

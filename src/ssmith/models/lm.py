@@ -79,7 +79,7 @@ class HybridLM(GenerationMixin, nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.tokenizer = None
+        self.tokenizer: Any = None
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Layer(block, config) for block in config.layers)
         self.final_norm = RMSNorm(config.hidden_size, config.norm_eps) if config.final_norm else nn.Identity()
@@ -87,11 +87,11 @@ class HybridLM(GenerationMixin, nn.Module):
         self.activation_checkpointing = "none"
         nn.init.normal_(self.embedding.weight, std=0.02)
         with torch.no_grad():  # residuals add up: GPT-2's rescaling, as Mamba-1 does it
-            for layer in self.layers:
-                layer.mixer.out_proj.weight.div_(len(self.layers) ** 0.5)
+            for mixer in self._mixers():
+                mixer.out_proj.weight.div_(len(self.layers) ** 0.5)
 
     def set_activation_checkpointing(self, kind: str) -> None:
-        """ "none", or "full": keep only each block's input for backward; gradients are the same to the bit."""
+        """`full` keeps only each block's input for backward, `none` all; gradients are the same to the bit."""
         if kind not in ACTIVATION_CHECKPOINTING:
             raise ValueError(f"activation checkpointing must be 'none' or 'full', got {kind!r}")
         self.activation_checkpointing = kind
@@ -102,11 +102,14 @@ class HybridLM(GenerationMixin, nn.Module):
             raise ValueError(f"unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}")
         for module in self.modules():
             if hasattr(module, "backend"):
-                module.backend = backend
+                module.backend = backend  # pyright: ignore[reportArgumentType]
 
     def initial_state(self, rows: int = 1) -> LMState:
         """The state before the first token, for `rows` sequences."""
-        return LMState(tuple(layer.mixer.initial_state(rows) for layer in self.layers))
+        return LMState(tuple(mixer.initial_state(rows) for mixer in self._mixers()))
+
+    def _mixers(self) -> list[Any]:
+        return [layer.mixer for layer in self.layers]
 
     def forward(
         self,

@@ -1,4 +1,4 @@
-"""Functions on tensors: the operators of the model family, each with a reference and, where written, kernels."""
+"""Functions on tensors: the operators of the model family, each with a reference beside its kernels."""
 
 from ssmith.ops.causal_conv1d import causal_conv1d
 from ssmith.ops.linear_cross_entropy import linear_cross_entropy

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
 
 def check_shape(op: str, name: str, tensor: Tensor | None, expected: tuple[int, ...], letters: str) -> None:
-    """Raises ValueError when `tensor` (None passes) does not have the `expected` shape, written in `letters`."""
+    """Raises ValueError when `tensor` (None passes) is not of the `expected` shape, in `letters`."""
     if tensor is not None and tuple(tensor.shape) != expected:
         raise ValueError(f"{op}: {name} must be {letters} = {expected}, got {tuple(tensor.shape)}")
 
@@ -29,11 +31,13 @@ def check_documents(op: str, cu_seqlens: Tensor | None, batch: int, time: int) -
             f"got {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}"
         )
     if batch != 1:
-        raise ValueError(f"{op}: with cu_seqlens the batch size must be 1 (documents in one row), got {batch}")
+        raise ValueError(
+            f"{op}: with cu_seqlens the batch size must be 1 (documents in one row), got {batch}"
+        )
     borders = cu_seqlens.tolist()
     if borders[0] != 0 or borders[-1] != time:
         raise ValueError(f"{op}: cu_seqlens must go from 0 to T = {time}, got {borders[0]} to {borders[-1]}")
-    if any(b <= a for a, b in zip(borders, borders[1:], strict=False)):
+    if any(b <= a for a, b in pairwise(borders)):
         raise ValueError(f"{op}: cu_seqlens must rise strictly (no empty document), got {borders}")
 
 
@@ -42,7 +46,7 @@ def documents(cu_seqlens: Tensor | None, batch: int, time: int) -> list[tuple[sl
     if cu_seqlens is None:
         return [(slice(0, batch), slice(0, time))]
     borders = cu_seqlens.tolist()
-    return [(slice(0, 1), slice(a, b)) for a, b in zip(borders, borders[1:], strict=False)]
+    return [(slice(0, 1), slice(a, b)) for a, b in pairwise(borders)]
 
 
 def at_least_float32(*tensors: Tensor | None) -> torch.dtype:
