@@ -186,6 +186,7 @@ class TrainConfig:
     """One training run.
 
     Attributes:
+        out: the folder that gets run.toml, metrics.jsonl and the model; None: nothing is written.
         steps, epochs: how long to train; give one of them (both None: one epoch).
         batch_size: rows in one optimizer step.
         micro_batch_size: rows in one forward pass; gradients of a step are accumulated, weighted by tokens.
@@ -198,11 +199,10 @@ class TrainConfig:
         eval_every: steps between validations; 0: only at the end.
         log_every: steps between printed lines.
         validation_fraction: share of the documents kept for validation.
-        sample_prompt: what a passage is written after at the end; "" starts a new document.
-        sample_tokens: the passage's length; 0: none.
         optim: the optimizer's settings.
     """
 
+    out: str | None = None
     steps: int | None = None
     epochs: float | None = None
     batch_size: int = 8
@@ -215,8 +215,6 @@ class TrainConfig:
     eval_every: int = 0
     log_every: int = 10
     validation_fraction: float = 0.05
-    sample_prompt: str = ""
-    sample_tokens: int = 0
     optim: OptimConfig = field(default_factory=OptimConfig)
 
     def __post_init__(self) -> None:
@@ -241,7 +239,7 @@ class TrainConfig:
             0 < self.validation_fraction < 1,
             f"validation_fraction must be between 0 and 1, got {self.validation_fraction!r}",
         )
-        for name in ("eval_every", "sample_tokens", "seed"):
+        for name in ("eval_every", "seed"):
             _require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)!r}")
 
 

@@ -1,0 +1,72 @@
+"""`ssmith verify RECIPE|FOLDER`: the proof of every gradient, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tyro.conf import Positional
+
+from ssmith.cli.flags import flag, parse_flags
+from ssmith.config.load import load_recipe
+
+if TYPE_CHECKING:
+    from ssmith.verify import VerifyReport
+
+DESCRIPTION = """Proves the gradients of a model: every parameter against finite differences in float64,
+compiled kernels against the reference, and split, padded, packed, checkpointed = whole.
+
+Exit code 1 when a check fails."""
+
+
+@dataclass
+class VerifyFlags:
+    model: Annotated[Positional[str], flag("RECIPE|FOLDER", "a recipe, a TOML file or a model folder")]
+    seed: Annotated[int, flag("N", "of the weights of a recipe and of the inputs (default: 0)")] = 0
+
+
+def run(arguments: Sequence[str]) -> int:
+    flags = parse_flags(VerifyFlags, "verify", DESCRIPTION, arguments)
+    subject = _subject(flags.model)
+    from rich.console import Console
+
+    from ssmith.cli.console import show_log_messages
+    from ssmith.verify import verify
+
+    console = Console(highlight=False, soft_wrap=True)
+    show_log_messages(console)
+    with console.status("verifying") as status:
+        report = verify(
+            subject,
+            seed=flags.seed,
+            progress=lambda done, total, what: status.update(f"verifying {done}/{total}: {what}"),
+        )
+    _print(console, report)
+    return 0 if report.ok else 1
+
+
+def _subject(name: str) -> Any:
+    """The settings of a recipe, or the model in a folder."""
+    if not Path(name).is_dir():
+        return load_recipe(name).model
+    from ssmith.formats import load
+
+    return load(name)
+
+
+def _print(console: Any, report: VerifyReport) -> None:
+    console.print(f"{'check':<22} {'subject':<40} {'shape':<12} {'error':>9} {'limit':>9}")
+    for row in report.rows:
+        shape = "x".join(map(str, row.shape)) if row.shape else ""
+        line = f"{row.check:<22} {row.name:<40} {shape:<12} {row.error:>9.1e} {row.tolerance:>9.1e} "
+        verdict = "ok" if row.ok else "FAILED"
+        console.print(f"{line} {verdict}  {row.detail}".rstrip(), style=None if row.ok else "bold red")
+    failed = [row for row in report.rows if not row.ok]
+    summary = f"{len(report.rows)} checks in {report.seconds:.1f} s: "
+    if not failed:
+        console.print(summary + "all hold", style="bold green")
+        return
+    names = ", ".join(dict.fromkeys(row.name for row in failed))
+    console.print(f"{summary}{len(failed)} FAILED: {names}", style="bold red")

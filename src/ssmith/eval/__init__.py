@@ -1,0 +1,5 @@
+"""How good a model is."""
+
+from ssmith.eval.perplexity import EvalReport, evaluate
+
+__all__ = ["EvalReport", "evaluate"]

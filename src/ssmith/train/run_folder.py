@@ -1,0 +1,63 @@
+"""The folder of a run: refused when something is in it, given the settings first and the model last."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ssmith.config import ModelConfig, Recipe, TrainConfig, to_toml
+from ssmith.formats import save
+from ssmith.models import HybridLM
+
+MODEL_CARD = """\
+# A language model trained with ssmith
+
+{parameters:,} parameters, {layers} layers, hidden size {hidden_size}, vocabulary {vocab_size}.
+
+- `run.toml`: every setting of the run; `metrics.jsonl`: one row a step.
+- Write with it: `ssmith generate . -p "..."`, or in Python `ssmith.load(".").generate("...")`.
+"""
+
+
+def prepare_folder(config: TrainConfig, model: ModelConfig, data: object) -> Path | None:
+    """Makes the run's folder and writes run.toml; None when the settings name no folder.
+
+    Raises:
+        ValueError: the folder is not empty, or a file stands in its place.
+    """
+    if config.out is None:
+        return None
+    out = Path(config.out)
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"the output folder {out} is a file: give another --out")
+    if out.is_dir() and any(out.iterdir()):
+        raise ValueError(f"the output folder {out} is not empty: give another --out, or remove it")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        recipe = Recipe(model=model, train=config, data=str(data) if isinstance(data, str | Path) else None)
+        _write_whole(out / "run.toml", to_toml(recipe))
+    except OSError as error:
+        raise ValueError(f"cannot write to the output folder {out}: {error.strerror or error}") from error
+    return out
+
+
+def save_run(model: HybridLM, out: Path) -> None:
+    """Writes the trained model and a page about it."""
+    save(model, out)
+    config = model.config
+    card = MODEL_CARD.format(
+        parameters=sum(p.numel() for p in model.parameters()),
+        layers=len(config.layers),
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+    )
+    _write_whole(out / "README.md", card)
+
+
+def _write_whole(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
