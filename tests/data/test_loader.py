@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ssmith.data import IGNORE_INDEX, Batch, BatchLoader, TokenStream, sequential_batches
+from ssmith.data import IGNORE_INDEX, Batch, BatchLoader, TokenStream
 
 
 def stream_of(n: int, length: int = 4) -> TokenStream:
@@ -126,27 +126,12 @@ def test_a_broken_state_is_refused_and_changes_nothing():
         loader.load_state_dict({})
 
 
-def test_sequential_batches_pass_once_in_order():
-    batches = list(sequential_batches(stream_of(43), 4, vocab_size=43))
-    assert first_tokens(batches) == list(range(0, 43, 4))
-    assert [b.epoch for b in batches] == [4 / 11, 8 / 11, 1.0]
-    assert torch.cat([b.targets for b in batches]).flatten()[:42].tolist() == list(range(1, 43))
-    assert sum(b.tokens for b in batches) == 42
-
-
 def test_errors_come_at_once():
     stream = stream_of(43)
-    for make in (lambda size: BatchLoader(stream, size, 0), lambda size: sequential_batches(stream, size)):
-        with pytest.raises(ValueError, match=r"^batch_size must be at least 1, got 0$"):
-            make(0)
+    with pytest.raises(ValueError, match=r"^batch_size must be at least 1, got 0$"):
+        BatchLoader(stream, 0, 0)
     with pytest.raises(ValueError, match=r"^the seed must not be negative, got -1$"):
         BatchLoader(stream, 1, -1)
-    for make in (
-        lambda v: BatchLoader(stream, 1, 0, vocab_size=v),
-        lambda v: sequential_batches(stream, 1, v),
-    ):
-        with pytest.raises(
-            ValueError, match=r"^token id 42 at position 42 of the data is outside the model's"
-        ):
-            make(42)
-        make(43)
+    with pytest.raises(ValueError, match=r"^token id 42 at position 42 of the data is outside the model's"):
+        BatchLoader(stream, 1, 0, vocab_size=42)
+    BatchLoader(stream, 1, 0, vocab_size=43)

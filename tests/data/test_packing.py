@@ -21,7 +21,7 @@ def test_each_document_is_preceded_by_the_end_of_text():
     stream = pack_documents(documents("hé", "", "b"), byte_tokenizer(), 4)
     assert stream.tokens.tolist() == [256, 0x68, 0xC3, 0xA9, 256, 256, 0x62]
     assert stream.tokens.dtype == np.uint16
-    assert (stream.pad_token_id, stream.text_bytes, stream.num_targets, stream.num_rows) == (256, 4, 6, 2)
+    assert (stream.pad_token_id, stream.num_targets, stream.num_rows) == (256, 6, 2)
 
 
 def test_without_an_end_token_documents_are_joined_with_nothing_between():

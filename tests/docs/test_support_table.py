@@ -1,4 +1,4 @@
-"""The README's table of what there is, made from the code: `python tests/docs/test_support_table.py` writes it."""
+"""The README's table of what there is, made from the code; run as a program, this file writes it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import torch
+from ssmith.formats.hf import FAMILIES
 
 from ssmith.config.schema import FLOAT_DTYPES, MIXERS
-from ssmith.formats.hf import FAMILIES
 from ssmith.ops.causal_conv1d import causal_conv1d_backend
 from ssmith.ops.rms_norm import rms_norm_backend
 from ssmith.ops.selective_scan import selective_scan_backend

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ssmith.data.corpus import shipped_corpus
     from ssmith.data.decode_stream import DecodeStream
-    from ssmith.data.loader import Batch, BatchLoader, sequential_batches
+    from ssmith.data.loader import Batch, BatchLoader
     from ssmith.data.packing import IGNORE_INDEX, TokenStream, pack_documents
     from ssmith.data.split import split_documents
     from ssmith.data.text import Document, read_documents
@@ -28,7 +28,6 @@ __all__ = [
     "byte_tokenizer",
     "pack_documents",
     "read_documents",
-    "sequential_batches",
     "shipped_corpus",
     "split_documents",
 ]
@@ -36,7 +35,7 @@ __all__ = [
 _FILES = {
     "corpus": ("shipped_corpus",),
     "decode_stream": ("DecodeStream",),
-    "loader": ("Batch", "BatchLoader", "sequential_batches"),
+    "loader": ("Batch", "BatchLoader"),
     "packing": ("IGNORE_INDEX", "TokenStream", "pack_documents"),
     "split": ("split_documents",),
     "text": ("Document", "read_documents"),

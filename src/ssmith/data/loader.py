@@ -1,4 +1,4 @@
-"""Batches of a token stream: shuffled for ever with a state of a few numbers, or once in order."""
+"""Batches of a token stream: shuffled for ever, with a state of a few numbers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class BatchLoader:
     def __init__(
         self, stream: TokenStream, batch_size: int, seed: int, vocab_size: int | None = None
     ) -> None:
-        _check_batch_size(batch_size)
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         if seed < 0:
             raise ValueError(f"the seed must not be negative, got {seed}")
         if vocab_size is not None:
@@ -111,23 +112,6 @@ class BatchLoader:
         self._order = np.random.default_rng([self.seed, epoch]).permutation(self.rows_per_epoch)
 
 
-def sequential_batches(
-    stream: TokenStream, batch_size: int, vocab_size: int | None = None
-) -> Iterator[Batch]:
-    """One pass over `stream` in order, as evaluation needs it. Raises what `BatchLoader` raises, at once."""
-    _check_batch_size(batch_size)
-    if vocab_size is not None:
-        stream.check_vocab_size(vocab_size)
-    rows = range(stream.num_rows)
-    batches = (rows[start : start + batch_size] for start in range(0, len(rows), batch_size))
-    return (_batch(stream, batch, (batch[-1] + 1) / len(rows)) for batch in batches)
-
-
 def _batch(stream: TokenStream, indices: Sequence[int] | np.ndarray, epoch: float) -> Batch:
     ids, targets = stream.rows(indices)
     return Batch(ids, targets, int((targets != IGNORE_INDEX).sum()), epoch)
-
-
-def _check_batch_size(batch_size: int) -> None:
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")

@@ -25,13 +25,11 @@ class TokenStream:
     first is a target exactly once. A last row that is too short is filled with `pad_token_id`, targets -100.
 
     tokens: (n,) integers, n >= 2, kept as compact as given (uint16 or int32).
-    text_bytes: UTF-8 bytes of the documents, 0 where unknown: bits per byte divides by it.
     """
 
     tokens: np.ndarray
     max_seq_len: int
     pad_token_id: int = 0
-    text_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.tokens.ndim != 1 or self.tokens.dtype.kind not in "iu":
@@ -104,5 +102,4 @@ def pack_documents(documents: Sequence[Document], tokenizer: Tokenizer, max_seq_
     pieces: list[np.ndarray] = []
     for document in documents:
         pieces += [separator, tokenizer.encode_array(document.text)]
-    text_bytes = sum(len(document.text.encode("utf-8")) for document in documents)
-    return TokenStream(np.concatenate(pieces), max_seq_len, 0 if eos is None else eos, text_bytes)
+    return TokenStream(np.concatenate(pieces), max_seq_len, 0 if eos is None else eos)

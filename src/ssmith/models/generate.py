@@ -116,8 +116,8 @@ def _as_tensor(rows: list[list[int]], eos: int | None, like: Tensor) -> Tensor:
 class _Writer:
     """What one prompt has become: its new ids, its complete text, and why it ended."""
 
-    def __init__(self, model: HybridLM, prompt: Any, stop: str | Sequence[str] | None, text: bool) -> None:
-        tokenizer: Any = model.tokenizer
+    def __init__(self, model: Any, prompt: Any, stop: str | Sequence[str] | None, text: bool) -> None:
+        tokenizer = model.tokenizer
         self.stops = [stop] if isinstance(stop, str) else list(stop or [])
         if tokenizer is None and (isinstance(prompt, str) or self.stops):
             raise ValueError("the model has no tokenizer: give ids, and no stop strings")
@@ -181,13 +181,15 @@ def _tokens(
         raise ValueError(f"max_tokens must not be negative, got {max_tokens}")
     device = model.embedding.weight.device
     generators = [seeded(seed) for _ in prompts]
+    # a vocabulary may be padded past the tokenizer's ids: those mean nothing
+    known = None if model.tokenizer is None else model.tokenizer.vocab_size
     read = [_read_prompt(model, torch.tensor([p], dtype=torch.long, device=device)) for p in prompts]
     state = LMState.stack([s for s, _ in read])
     last = torch.cat([t for _, t in read])
     active = list(range(len(prompts)))
     for _ in range(max_tokens):
         logits, state = _step(model, last, state)
-        chosen = [choose_token(logits[i], sampling, generators[row]) for i, row in enumerate(active)]
+        chosen = [choose_token(logits[i, :known], sampling, generators[row]) for i, row in enumerate(active)]
         yield from zip(active, chosen, strict=True)
         going = [i for i, row in enumerate(active) if rows[row].finished is None]
         if not going:

@@ -91,7 +91,7 @@ class HybridLM(GenerationMixin, nn.Module):
                 mixer.out_proj.weight.div_(len(self.layers) ** 0.5)
 
     def set_activation_checkpointing(self, kind: str) -> None:
-        """`full` keeps only each block's input for backward, `none` all; gradients are the same to the bit."""
+        """`full` keeps only each block's input for backward; gradients are the same to the bit."""
         if kind not in ACTIVATION_CHECKPOINTING:
             raise ValueError(f"activation checkpointing must be 'none' or 'full', got {kind!r}")
         self.activation_checkpointing = kind

@@ -49,7 +49,7 @@ def linear_cross_entropy(
     op = "linear_cross_entropy"
     if hidden.dim() < 1 or weight.dim() != 2:
         raise ValueError(
-            f"{op}: hidden must be (..., D) and weight (V, D), got {tuple(hidden.shape)}, {tuple(weight.shape)}"
+            f"{op}: hidden must be (..., D), weight (V, D), got {tuple(hidden.shape)}, {tuple(weight.shape)}"
         )
     if targets.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"{op}: targets must be int64 or int32, got {targets.dtype}")

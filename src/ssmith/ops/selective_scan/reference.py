@@ -66,7 +66,7 @@ def _scan(
 def phi1(x: Tensor) -> Tensor:
     """(exp(x) - 1) / x, exact in value and derivative for small x, where a series stands in.
 
-    The quotient's own derivative subtracts nearly equal numbers: at x = 1e-4 in float32 nothing is left of it.
+    The quotient's own derivative subtracts nearly equal numbers: in float32 at x = 1e-4 nothing is left.
     """
     small = x.abs() < 0.5
     near, far = torch.where(small, x, 0.0), torch.where(small, 1.0, x)
