@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ssmith.eval import evaluate
     from ssmith.formats import from_engine_arrays, load, load_state, save, save_state
     from ssmith.models import HybridLM, LMOutput, LMState, gradients, load_named, shapes
-    from ssmith.train import train
+    from ssmith.training import train
     from ssmith.verify import verify
 
 _ROOMS = {
@@ -23,7 +23,7 @@ _ROOMS = {
     "ssmith.eval": ("evaluate",),
     "ssmith.formats": ("from_engine_arrays", "load", "load_state", "save", "save_state"),
     "ssmith.models": ("HybridLM", "LMOutput", "LMState", "gradients", "load_named", "shapes"),
-    "ssmith.train": ("train",),
+    "ssmith.training": ("train",),
     "ssmith.verify": ("verify",),
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}

@@ -11,8 +11,8 @@ from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ssmith.eval import EvalReport
-from ssmith.train.loop import TrainReport
-from ssmith.train.reporter import Reporter, RunSummary
+from ssmith.training.loop import TrainReport
+from ssmith.training.reporter import Reporter, RunSummary
 
 
 class ConsoleReporter(Reporter):

@@ -52,7 +52,7 @@ def run(arguments: Sequence[str]) -> int:
     flags = parse_flags(TrainFlags, "train", DESCRIPTION, arguments)
     recipe = from_dict(Recipe, merge(_recipe_values(flags), _changes(flags)))
     from ssmith.cli.console import ConsoleReporter  # torch is slow to import: wrong settings answer at once
-    from ssmith.train import train
+    from ssmith.training import train
 
     reporter = ConsoleReporter()
     try:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ssmith import HybridLM, Mamba1Config, ModelConfig, OptimConfig
-from ssmith.train.optim import NonFiniteGradientError, clip_gradients, make_optimizer
+from ssmith.training.optim import NonFiniteGradientError, clip_gradients, make_optimizer
 
 CONFIG = ModelConfig(
     vocab_size=11, hidden_size=8, head_bias=True, tie_embeddings=False,

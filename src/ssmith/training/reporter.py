@@ -15,7 +15,7 @@ from ssmith.models import HybridLM
 from ssmith.ops.selective_scan import selective_scan_backend
 
 if TYPE_CHECKING:
-    from ssmith.train.loop import TrainReport
+    from ssmith.training.loop import TrainReport
 
 
 @dataclass(frozen=True)

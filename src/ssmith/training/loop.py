@@ -25,11 +25,11 @@ from ssmith.data import (
 )
 from ssmith.eval import EvalReport, evaluate
 from ssmith.models import HybridLM
-from ssmith.train.metrics import MetricsFile, peak_memory_gib
-from ssmith.train.optim import NonFiniteGradientError, clip_gradients, make_optimizer
-from ssmith.train.reporter import Reporter, RunSummary
-from ssmith.train.run_folder import prepare_folder, save_run
-from ssmith.train.schedule import learning_rate
+from ssmith.training.metrics import MetricsFile, peak_memory_gib
+from ssmith.training.optim import NonFiniteGradientError, clip_gradients, make_optimizer
+from ssmith.training.reporter import Reporter, RunSummary
+from ssmith.training.run_folder import prepare_folder, save_run
+from ssmith.training.schedule import learning_rate
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 """Training: the loop, the optimizer, the schedule, what is recorded and shown."""
 
-from ssmith.train.loop import TrainReport, train
+from ssmith.training.loop import TrainReport, train
 
 __all__ = ["TrainReport", "train"]

@@ -11,9 +11,9 @@ import torch
 import ssmith
 from ssmith.data import Batch, BatchLoader, Document, byte_tokenizer, pack_documents
 from ssmith.models import HybridLM
-from ssmith.train.loop import accumulate_gradients
-from ssmith.train.optim import NonFiniteGradientError
-from ssmith.train.reporter import Reporter
+from ssmith.training.loop import TrainReport, accumulate_gradients
+from ssmith.training.optim import NonFiniteGradientError
+from ssmith.training.reporter import Reporter
 
 MODEL = ssmith.ModelConfig(vocab_size=257, hidden_size=16, repeats=2)
 TEXTS = [Document(f"A text, number {i}, of some {i * i} words; it is not long.", f"{i}") for i in range(8)]
@@ -24,7 +24,7 @@ def settings(**changes: object) -> ssmith.TrainConfig:
     return ssmith.TrainConfig(**(values | changes))
 
 
-def trained(**changes: object) -> tuple[HybridLM, ssmith.train.TrainReport]:
+def trained(**changes: object) -> tuple[HybridLM, TrainReport]:
     torch.manual_seed(5)
     model = HybridLM(MODEL)
     return model, ssmith.train(model, TEXTS, settings(**changes))

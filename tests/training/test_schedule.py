@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from ssmith.config import OptimConfig
-from ssmith.train.schedule import learning_rate
+from ssmith.training.schedule import learning_rate
 
 CONFIG = OptimConfig(lr=0.5, warmup_steps=4, min_lr_ratio=0.2)
 
