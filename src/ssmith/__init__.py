@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ssmith.formats import from_engine_arrays, load, load_state, save, save_state
     from ssmith.models import HybridLM, LMOutput, LMState, gradients, load_named, shapes
     from ssmith.training import train
-    from ssmith.verify import verify
+    from ssmith.verification import verify
 
 _ROOMS = {
     "ssmith.config": ("Mamba1Config", "ModelConfig", "OptimConfig", "Recipe", "TrainConfig"),
@@ -24,7 +24,7 @@ _ROOMS = {
     "ssmith.formats": ("from_engine_arrays", "load", "load_state", "save", "save_state"),
     "ssmith.models": ("HybridLM", "LMOutput", "LMState", "gradients", "load_named", "shapes"),
     "ssmith.training": ("train",),
-    "ssmith.verify": ("verify",),
+    "ssmith.verification": ("verify",),
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Mapping
 
@@ -10,6 +9,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ssmith.cli.notes import show_log_messages
 from ssmith.eval import EvalReport
 from ssmith.training.loop import TrainReport
 from ssmith.training.reporter import Reporter, RunSummary
@@ -20,7 +20,7 @@ class ConsoleReporter(Reporter):
 
     def __init__(self, console: Console | None = None) -> None:
         # highlight=False: numbers in the lines keep one colour
-        self.console = console or Console(highlight=False, soft_wrap=True)
+        self.console = console or Console(highlight=False)
         self.progress: Progress | None = None
         self.window: list[Mapping[str, float | int]] = []
         self.log_every = 1
@@ -74,23 +74,6 @@ class ConsoleReporter(Reporter):
             self.console.print(
                 f'try:  ssmith generate {report.out} -p "It was" --temperature 0.8', style="bold"
             )
-
-
-class _ConsoleHandler(logging.Handler):
-    def __init__(self, console: Console) -> None:
-        super().__init__()
-        self.console = console
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.console.print(f"note: {record.getMessage()}", style="yellow")
-
-
-def show_log_messages(console: Console) -> None:
-    """Prints what the library says of itself (kernels that compile) as notes, on the newest console."""
-    logger = logging.getLogger("ssmith")
-    logger.handlers = [h for h in logger.handlers if not isinstance(h, _ConsoleHandler)]
-    logger.addHandler(_ConsoleHandler(console))
-    logger.setLevel(logging.INFO)
 
 
 def _describe(s: RunSummary) -> str:

@@ -13,7 +13,7 @@ from ssmith.cli.flags import flag, parse_flags
 from ssmith.config.load import load_recipe
 
 if TYPE_CHECKING:
-    from ssmith.verify import VerifyReport
+    from ssmith.verification import VerifyReport
 
 DESCRIPTION = """Proves the gradients of a model: every parameter against finite differences in float64,
 compiled kernels against the reference, and split, padded, packed, checkpointed = whole.
@@ -32,10 +32,10 @@ def run(arguments: Sequence[str]) -> int:
     subject = _subject(flags.model)
     from rich.console import Console
 
-    from ssmith.cli.console import show_log_messages
-    from ssmith.verify import verify
+    from ssmith.cli.notes import show_log_messages
+    from ssmith.verification import verify
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, width=140)
     show_log_messages(console)
     with console.status("verifying") as status:
         report = verify(

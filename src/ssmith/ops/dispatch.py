@@ -32,13 +32,26 @@ def numba_missing() -> str | None:
     return None
 
 
-def cpu_refusal(tensor: torch.Tensor, dtypes: tuple[torch.dtype, ...]) -> str | None:
-    """Why the Numba kernels cannot serve a call whose main input is `tensor`, or None."""
-    if tensor.device.type != "cpu":
-        return f"the tensors are on {tensor.device}"
-    if tensor.dtype not in dtypes:
-        return f"the dtype is {name_dtype(tensor.dtype)}, kernels exist for {_names(dtypes)}"
+def cpu_refusal(*tensors: torch.Tensor | None) -> str | None:
+    """Why the Numba kernels cannot serve a call with these inputs, or None."""
+    for tensor in tensors:
+        if tensor is not None and tensor.device.type != "cpu":
+            return f"the tensors are on {tensor.device}"
+        if tensor is not None and tensor.dtype != torch.float32:
+            return f"the dtype is {name_dtype(tensor.dtype)}, kernels exist for float32"
     return numba_missing()
+
+
+def one_token_refusal(rows: int, *tensors: torch.Tensor | None) -> str | None:
+    """Why `auto` leaves a call to PyTorch that decodes one token of each sequence, or None."""
+    if rows == 1 and not needs_gradient(*tensors):
+        return "one token without gradient is faster in plain PyTorch"
+    return None
+
+
+def needs_gradient(*tensors: torch.Tensor | None) -> bool:
+    """Whether backward will be asked for."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 def choose(op: str, backend: str, refusals: Mapping[str, str | None]) -> Choice:
@@ -70,7 +83,3 @@ def _first_that_serves(op: str, refusals: Mapping[str, str | None]) -> Choice:
 def name_dtype(dtype: torch.dtype) -> str:
     """`float32` for torch.float32."""
     return str(dtype).removeprefix("torch.")
-
-
-def _names(dtypes: tuple[torch.dtype, ...]) -> str:
-    return ", ".join(name_dtype(d) for d in dtypes)

@@ -55,7 +55,7 @@ class RunSummary:
         sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
         micro = min(config.micro_batch_size or config.batch_size, config.batch_size)
         weight = model.embedding.weight
-        scan = selective_scan_backend(weight.new_empty(1, 2, 1), backend=config.backend)
+        scan = selective_scan_backend(weight[None], backend=config.backend)
         return cls(
             parameters=sum(n for n, _ in sizes),
             trainable=sum(n for n, grad in sizes if grad),

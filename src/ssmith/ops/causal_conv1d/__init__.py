@@ -5,12 +5,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from ssmith.ops.causal_conv1d.reference import causal_conv1d_reference
-from ssmith.ops.dispatch import Choice, choose
+from ssmith.ops.dispatch import Choice, choose, cpu_refusal, one_token_refusal
 from ssmith.ops.shapes import check_documents, check_floating, check_shape
 
 __all__ = ["ACTIVATIONS", "causal_conv1d", "causal_conv1d_backend"]
 
 ACTIVATIONS = (None, "silu")
+WIDEST_KERNEL = 33  # a chunk of 32 steps must hold all that reaches into the next
 
 
 def causal_conv1d(
@@ -33,7 +34,7 @@ def causal_conv1d(
         initial_state: (batch, channels, K - 1), the inputs before the first, oldest first, or one row per
             document with `cu_seqlens`; zeros if None.
         cu_seqlens: int32 (documents + 1,), borders of documents packed in one row (batch 1).
-        backend: `auto` or `reference`.
+        backend: `auto`, `cpu` or `reference`.
 
     Returns:
         y, of x's shape and dtype, and the final state: the last K - 1 inputs of each sequence, of x's dtype.
@@ -61,12 +62,20 @@ def causal_conv1d(
     check_floating(op, x=x, weight=weight, bias=bias, initial_state=initial_state)
     if activation not in ACTIVATIONS:
         raise ValueError(f"{op}: unknown activation {activation!r}; choose None or 'silu'")
-    causal_conv1d_backend(backend)
-    return causal_conv1d_reference(
-        x, weight, bias, activation=activation, initial_state=initial_state, cu_seqlens=cu_seqlens
-    )
+    served_by = causal_conv1d_backend(x, weight, bias, initial_state, backend=backend)
+    run = causal_conv1d_reference
+    if served_by.backend == "cpu":
+        from ssmith.ops.causal_conv1d.cpu import causal_conv1d_cpu
+
+        run = causal_conv1d_cpu
+    return run(x, weight, bias, activation=activation, initial_state=initial_state, cu_seqlens=cu_seqlens)
 
 
-def causal_conv1d_backend(backend: str = "auto") -> Choice:
-    """Which backend `causal_conv1d` takes, and why."""
-    return choose("causal_conv1d", backend, {"reference": None})
+def causal_conv1d_backend(x: Tensor, weight: Tensor, *others: Tensor | None, backend: str = "auto") -> Choice:
+    """Which backend `causal_conv1d` takes for these inputs, and why."""
+    refusal = cpu_refusal(x, weight, *others)
+    if refusal is None and weight.shape[1] > WIDEST_KERNEL:
+        refusal = f"the kernel is {weight.shape[1]} wide, the compiled one reaches {WIDEST_KERNEL}"
+    if refusal is None and backend == "auto":
+        refusal = one_token_refusal(x.shape[1], x, weight, *others)
+    return choose("causal_conv1d", backend, {"cpu": refusal, "reference": None})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ssmith.ops.dispatch import Choice, choose
+from ssmith.ops.dispatch import Choice, choose, cpu_refusal, one_token_refusal
 from ssmith.ops.rms_norm.reference import rms_norm_reference
 from ssmith.ops.shapes import check_floating, check_shape
 
@@ -29,7 +29,7 @@ def rms_norm(
         eps: added to the mean square.
         z: a gate of x's shape: the result is norm(x silu(z)), or norm(x) silu(z) with `norm_before_gate`.
         group_size: channels that are normalised together; must divide the channels; None: all of them.
-        backend: `auto` or `reference`.
+        backend: `auto`, `cpu` or `reference`.
 
     Returns:
         y, of x's shape and dtype. Sums are float32, or float64 when an input is.
@@ -49,12 +49,28 @@ def rms_norm(
     check_floating(op, x=x, weight=weight, z=z)
     if group_size is not None and (group_size < 1 or channels % group_size):
         raise ValueError(f"{op}: group_size {group_size} must divide the {channels} channels")
-    rms_norm_backend(backend)
+    served_by = rms_norm_backend(x, weight, z, group_size, backend=backend)
+    if served_by.backend == "cpu":
+        from ssmith.ops.rms_norm.cpu import rms_norm_cpu
+
+        return rms_norm_cpu(x, weight, eps=eps)
     return rms_norm_reference(
         x, weight, eps=eps, z=z, norm_before_gate=norm_before_gate, group_size=group_size
     )
 
 
-def rms_norm_backend(backend: str = "auto") -> Choice:
-    """Which backend `rms_norm` takes, and why."""
-    return choose("rms_norm", backend, {"reference": None})
+def rms_norm_backend(
+    x: Tensor,
+    weight: Tensor | None = None,
+    z: Tensor | None = None,
+    group_size: int | None = None,
+    *,
+    backend: str = "auto",
+) -> Choice:
+    """Which backend `rms_norm` takes for these inputs, and why."""
+    refusal = cpu_refusal(x, weight)
+    if refusal is None and (z is not None or group_size not in (None, x.shape[-1])):
+        refusal = "gated and grouped norms have no kernel yet"
+    if refusal is None and backend == "auto":
+        refusal = one_token_refusal(x.shape[-2] if x.dim() > 1 else 1, x, weight)
+    return choose("rms_norm", backend, {"cpu": refusal, "reference": None})

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from ssmith.ops.dispatch import Choice, choose, cpu_refusal
+from ssmith.ops.dispatch import Choice, choose, cpu_refusal, one_token_refusal
 from ssmith.ops.selective_scan.reference import selective_scan_reference
 from ssmith.ops.shapes import check_documents, check_floating, check_shape
 
@@ -75,15 +74,10 @@ def selective_scan(
 
 def selective_scan_backend(u: Tensor, *others: Tensor | None, backend: str = "auto") -> Choice:
     """Which backend `selective_scan` takes for these inputs, and why."""
-    tensors = [u, *(t for t in others if t is not None)]
-    refusal = next((r for t in tensors if (r := cpu_refusal(t, (torch.float32,)))), None)
-    if refusal is None and backend == "auto" and u.shape[1] == 1 and not _needs_gradient(tensors):
-        refusal = "one token without gradient is faster in plain PyTorch"
+    refusal = cpu_refusal(u, *others)
+    if refusal is None and backend == "auto":
+        refusal = one_token_refusal(u.shape[1], u, *others)
     return choose("selective_scan", backend, {"cpu": refusal, "reference": None})
-
-
-def _needs_gradient(tensors: list[Tensor]) -> bool:
-    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
 
 
 def _check(
