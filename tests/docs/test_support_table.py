@@ -18,17 +18,17 @@ START, END = "<!-- made by tests/docs/test_support_table.py -->\n", "<!-- end --
 
 
 def table() -> str:
-    scan = selective_scan_backend(torch.zeros(1, 2, 1)).backend
-    kernels = {
-        "selective_scan": scan,
-        "causal_conv1d": causal_conv1d_backend().backend,
-        "rms_norm": rms_norm_backend().backend,
+    x = torch.zeros(1, 2, 1)
+    backends = {
+        "selective_scan": selective_scan_backend(x),
+        "causal_conv1d": causal_conv1d_backend(x, x[0]),
+        "rms_norm": rms_norm_backend(x),
     }
     rows = [
         ("blocks", ", ".join(MIXERS)),
         ("training", f"from scratch, AdamW, {', '.join(FLOAT_DTYPES)}"),
         ("model folders", ", ".join(sorted(FAMILIES))),
-        *((f"`{name}` on a CPU", backend) for name, backend in kernels.items()),
+        *((f"`{name}`, float32 on a CPU", choice.backend) for name, choice in backends.items()),
     ]
     lines = ["| what | here |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
     return "\n".join(lines) + "\n"

@@ -42,7 +42,7 @@ def test_accumulation_is_weighted_by_tokens(micro_batch_size: int) -> None:
     loss = model(ids, targets=targets).loss
     wanted = torch.autograd.grad(loss, list(model.parameters()))
     total = accumulate_gradients(model, batch, micro_batch_size)
-    assert total == pytest.approx(float(loss), rel=1e-13)
+    assert total == pytest.approx(float(loss.detach()), rel=1e-13)
     for (name, p), gradient in zip(model.named_parameters(), wanted, strict=True):
         error = (p.grad - gradient).norm() / gradient.norm()
         assert error < 1e-12, (name, float(error))

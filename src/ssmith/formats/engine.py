@@ -1,4 +1,4 @@
-"""Weights of the TypeScript engine (npm `@seanhogg/builderforce-memory-engine`): its Mamba-1 model by names."""
+"""Weights of the TypeScript engine, npm `@seanhogg/builderforce-memory-engine`: Mamba-1 by name."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 
@@ -25,6 +26,18 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """A safetensors file, written whole; OSError when the disk does not take it."""
+
+    def write(partial: Path) -> None:
+        try:
+            save_file(tensors, partial, metadata)
+        except SafetensorError as error:  # its word for a disk that is full, too
+            raise OSError(str(error)) from error
+
+    write_whole(path, write)
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:

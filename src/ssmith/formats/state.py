@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from safetensors.torch import save_file
-
-from ssmith.formats.files import read_tensors, write_whole
+from ssmith.formats.files import read_tensors, write_tensors
 from ssmith.models import LMState
 from ssmith.models.blocks import Mamba1State
 
@@ -27,7 +25,7 @@ def save_state(state: LMState, path: str | Path) -> None:
     }
     metadata = {"format": FORMAT, "layers": json.dumps(kinds)}
     try:
-        write_whole(path, lambda partial: save_file(tensors, partial, metadata))
+        write_tensors(path, tensors, metadata)
     except OSError as error:
         raise ValueError(f"cannot write the state to {path}: {error.strerror or error}") from error
 

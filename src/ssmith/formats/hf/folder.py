@@ -8,13 +8,12 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ssmith import __version__
 from ssmith.config.schema import nearest
 from ssmith.data import Tokenizer
-from ssmith.formats.files import read_json, read_tensors, write_json, write_whole
+from ssmith.formats.files import read_json, read_tensors, write_json, write_tensors
 from ssmith.formats.hf.families import mamba, own
 from ssmith.models import HybridLM
 
@@ -27,8 +26,8 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 # What transformers writes into every config.json and no forward pass of these models reads.
 _GENERIC = {
     "architectures", "model_type", "dtype", "torch_dtype", "transformers_version", "_name_or_path",
-    "return_dict", "output_hidden_states", "output_attentions", "chunk_size_feed_forward", "id2label", "label2id",
-    "is_encoder_decoder", "problem_type", "ssmith_version",
+    "return_dict", "output_hidden_states", "output_attentions", "chunk_size_feed_forward", "id2label",
+    "label2id", "is_encoder_decoder", "problem_type", "ssmith_version",
 }  # fmt: skip
 
 
@@ -80,7 +79,7 @@ def _write_weights(weights: dict[str, Tensor], folder: Path) -> None:
         names = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
     for name, shard in zip(names, shards, strict=True):
         whole = {key: tensor.contiguous() for key, tensor in shard.items()}
-        write_whole(folder / name, lambda partial, whole=whole: save_file(whole, partial, {"format": "pt"}))
+        write_tensors(folder / name, whole, {"format": "pt"})
     if len(shards) > 1:
         size = sum(w.nbytes for w in weights.values())
         where = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}

@@ -1,8 +1,8 @@
 """The forward kernel of selective_scan: time inside, state index outside, a vector of channels at once.
 
 A task is one sequence and one span of channels. Inside, `STEPS` time steps of one vector of channels are
-staged (dt, dt u, D u) in tiles that stay in the first-level cache, and each state index n then walks over them
-with its state in registers. The states at chunk borders are what backward needs besides the inputs.
+staged (dt, dt u, D u) in tiles that stay in the first-level cache, and each state index n then walks over
+them with its state in registers. The states at chunk borders are what backward needs besides the inputs.
 """
 
 from __future__ import annotations
@@ -67,21 +67,23 @@ class Tiles(NamedTuple):
     dt: int
     dt_u: int
     y: int
+    gate: int  # silu(z)
     A: int  # times log2(e): exp(dt A) is exp2(dt A log2(e))
     state: int
 
 
 def forward_scratch(state_size: int, lanes: int) -> int:
     """Floats of scratch memory that `scan_forward` needs."""
-    return 3 * (STEPS * lanes + TILE_PADDING) + 2 * state_size * lanes
+    return 4 * (STEPS * lanes + TILE_PADDING) + 2 * state_size * lanes
 
 
 @inner
 def lay_out(lanes, scratch, state_size):
     """Cuts the scratch memory into tiles."""
     tile = 4 * (STEPS * width(lanes) + TILE_PADDING)
-    states = scratch + 3 * tile
-    return Tiles(scratch, scratch + tile, scratch + 2 * tile, states, states + 4 * state_size * width(lanes))
+    states = scratch + 4 * tile
+    state = states + 4 * state_size * width(lanes)
+    return Tiles(scratch, scratch + tile, scratch + 2 * tile, scratch + 3 * tile, states, state)
 
 
 @kernel
@@ -123,7 +125,7 @@ def keep_state(lanes, state, checkpoints, chunk, channel, count, state_size, inn
 
 @inner
 def stage(lanes, p, tiles, start, steps, channel, count):
-    """dt, dt u and D u of a chunk."""
+    """dt, dt u, D u and the gate of a chunk, in one loop: softplus and silu hide each other's latency."""
     zero = broadcast(lanes, np.float32(0.0))
     bias = load_first(lanes, p.delta_bias, channel, count) if p.delta_bias != 0 else zero
     D = load_first(lanes, p.D, channel, count) if p.D != 0 else zero
@@ -136,6 +138,9 @@ def stage(lanes, p, tiles, start, steps, channel, count):
         store(tiles.dt, at, dt)
         store(tiles.dt_u, at, dt * u)
         store(tiles.y, at, D * u)
+        if p.z != 0:
+            z = load_first(lanes, p.z, (start + t) * p.z_stride + channel, count)
+            store(tiles.gate, at, z * sigmoid(z))
 
 
 @inner
@@ -199,6 +204,5 @@ def finish(lanes, p, tiles, y, start, steps, channel, count):
     for t in range(steps):
         value = load(lanes, tiles.y, t * width(lanes))
         if p.z != 0:
-            z = load_first(lanes, p.z, (start + t) * p.z_stride + channel, count)
-            value = value * (z * sigmoid(z))
+            value = value * load(lanes, tiles.gate, t * width(lanes))
         store_first(y, (start + t) * p.inner + channel, value, count)

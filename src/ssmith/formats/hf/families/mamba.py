@@ -87,7 +87,7 @@ def settings_out(config: ModelConfig) -> dict[str, Any]:
 
 
 def settings_in(values: Mapping[str, Any]) -> ModelConfig:
-    """Our settings from config.json; ValueError for one that changes the numbers and that we do not handle."""
+    """Our settings from config.json; ValueError for one that we do not handle and that matters."""
     if values.get("hidden_act", "silu") != "silu":
         raise ValueError(f"hidden_act {values['hidden_act']!r} is not handled, only 'silu'")
     known = {*_MODEL.values(), *_MIXER, *_WITHOUT_MEANING, *_DERIVED, "hidden_act", "time_step_rank"}
