@@ -92,9 +92,8 @@ def main() -> None:
     if arguments.model is not None:
         from ssmith import evaluate, load
 
-        print(
-            f"{arguments.model:<18} {evaluate(load(arguments.model), validation).bits_per_byte:.4f} bits per byte"
-        )
+        report = evaluate(load(arguments.model), validation)
+        print(f"{arguments.model:<18} {report.bits_per_byte:.4f} bits per byte")
 
 
 if __name__ == "__main__":

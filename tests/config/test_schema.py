@@ -135,7 +135,7 @@ NAN = float("nan")
         (TrainConfig, {"max_seq_len": 0}, "max_seq_len must be a whole number of at least 1, got 0"),
         (TrainConfig, {"dtype": "flaot32"}, "unknown dtype 'flaot32'; did you mean 'float32'?"),
         (TrainConfig, {"activation_checkpointing": "some"}, "activation_checkpointing must be 'none'"),
-        (TrainConfig, {"backend": "referense"}, "backend"),
+        (TrainConfig, {"backend": "referense"}, "unknown backend 'referense'; did you mean 'reference'"),
         (TrainConfig, {"validation_fraction": 1.0}, "validation_fraction must be between 0 and 1, got 1.0"),
         (TrainConfig, {"seed": -1}, "seed must not be negative, got -1"),
         (TrainConfig, {"eval_every": -1}, "eval_every must not be negative, got -1"),

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import torch
-from ssmith.formats.hf import FAMILIES
 
 from ssmith.config.schema import FLOAT_DTYPES, MIXERS
+from ssmith.formats.hf import FAMILIES
 from ssmith.ops.causal_conv1d import causal_conv1d_backend
 from ssmith.ops.rms_norm import rms_norm_backend
 from ssmith.ops.selective_scan import selective_scan_backend

@@ -32,7 +32,7 @@ def test_rows_that_do_not_exist(state, rows):
 
 @pytest.mark.parametrize("rows", [[], [[0]], 0])
 def test_rows_that_are_no_list(state, rows):
-    with pytest.raises(ValueError, match=r"^rows must be a list of at least one index, got shape"):
+    with pytest.raises(ValueError, match=r"^rows must be a list of at least one index, got torch"):
         state.select(rows)
 
 

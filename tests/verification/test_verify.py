@@ -12,7 +12,7 @@ import ssmith
 from ssmith.config import Mamba1Config, ModelConfig
 from ssmith.models import HybridLM
 from ssmith.verification import VerifyReport, verify
-from tests.verification.proof_models import EVERYTHING, SMALLEST, build
+from tests.verification.proof_models import EVERYTHING, build
 
 CONFIGS = {
     "everything": EVERYTHING,
@@ -45,12 +45,8 @@ def test_right_models_pass(name: str) -> None:
     }  # fmt: skip
 
 
-def test_the_room_can_be_called_by_its_name() -> None:
-    import ssmith.verify as room
-
-    report = ssmith.verify(SMALLEST)
-    assert report.ok, report.to_text()
-    assert room.verify is verify
+def test_the_public_name_is_the_function_of_the_room() -> None:
+    assert ssmith.verify is verify
 
 
 def test_the_same_seed_proves_the_same_and_progress_counts_every_proof(smallest: HybridLM) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Mapping
 
@@ -20,7 +21,7 @@ class ConsoleReporter(Reporter):
 
     def __init__(self, console: Console | None = None) -> None:
         # highlight=False: numbers in the lines keep one colour
-        self.console = console or Console(highlight=False)
+        self.console = console or Console(highlight=False, markup=False, emoji=False)
         self.progress: Progress | None = None
         self.window: list[Mapping[str, float | int]] = []
         self.log_every = 1
@@ -44,11 +45,11 @@ class ConsoleReporter(Reporter):
             self.progress.update(self.progress.task_ids[0], completed=row["step"])
         step = int(row["step"])
         if step == 1 or step % self.log_every == 0 or step == total:
-            self.console.print(_step_line(self.window, total))
+            self._line(_step_line(self.window, total))
             self.window = []
 
     def validation(self, step: int, report: EvalReport) -> None:
-        self.console.print(
+        self._line(
             f"val   {step:>6}  loss {report.loss:.4f}  perplexity {report.perplexity:.2f}  "
             f"bpb {report.bits_per_byte:.4f}  accuracy {report.accuracy:.1%}",
             style="cyan",
@@ -63,17 +64,19 @@ class ConsoleReporter(Reporter):
     def end(self, report: TrainReport) -> None:
         self.stop()
         if report.out is not None:
-            self.console.print(f"save  {report.steps:>6}  {report.out}", style="green")
-        self.console.print(
+            self._line(f"save  {report.steps:>6}  {report.out}", style="green")
+        self._line(
             f"done: {report.steps} steps, {report.tokens:,} tokens in {_time(report.seconds)} "
             f"({report.tokens_per_second:,.0f} tok/s), peak memory {report.peak_gib:.2f} GiB\n"
             f"      final loss {report.losses[-1]:.4f}, validation loss {report.validation.loss:.4f} "
             f"(best {report.best_validation_loss:.4f}), {report.validation.bits_per_byte:.4f} bits per byte"
         )
         if report.out is not None:
-            self.console.print(
-                f'try:  ssmith generate {report.out} -p "It was" --temperature 0.8', style="bold"
-            )
+            command = f"ssmith generate {shlex.quote(report.out)}"
+            self._line(f'try:  {command} -p "It was" --temperature 0.8', style="bold")
+
+    def _line(self, text: str, style: str | None = None) -> None:
+        self.console.print(text, style=style, soft_wrap=True)
 
 
 def _describe(s: RunSummary) -> str:

@@ -35,7 +35,7 @@ def run(arguments: Sequence[str]) -> int:
     from ssmith.cli.notes import show_log_messages
     from ssmith.verification import verify
 
-    console = Console(highlight=False, width=140)
+    console = Console(highlight=False, markup=False, emoji=False, width=140)
     show_log_messages(console)
     with console.status("verifying") as status:
         report = verify(

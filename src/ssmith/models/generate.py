@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -85,11 +86,16 @@ class GenerationMixin:
         if batched:
             raise ValueError("stream takes one prompt")
         row = _Writer(self, prompts[0], stop, text=self.tokenizer is not None)
-        sampling = Sampling(temperature, top_k, top_p, min_p)
-        for _, token in _tokens(self, [row.prompt], max_tokens, sampling, seed, [row]):
-            text = row.push(token)
-            yield Piece(text, token)
-        yield Piece(row.flush(), None, row.finished or "length")
+        tokens = _tokens(
+            self, [row.prompt], max_tokens, Sampling(temperature, top_k, top_p, min_p), seed, [row]
+        )
+
+        def pieces() -> Iterator[Piece]:
+            for _, token in tokens:
+                yield Piece(row.push(token), token)
+            yield Piece(row.flush(), None, row.finished or "length")
+
+        return pieces()
 
 
 def _as_batch(prompt: Any) -> tuple[list[Any], bool]:
@@ -103,9 +109,9 @@ def _as_batch(prompt: Any) -> tuple[list[Any], bool]:
     prompt = list(prompt)
     if not prompt:
         raise ValueError("the prompt is empty: give at least one token or a text")
-    if isinstance(prompt[0], int):
-        return [prompt], False
-    return [p if isinstance(p, str) else list(p) for p in prompt], True
+    if isinstance(prompt[0], Integral):
+        return [[int(i) for i in prompt]], False
+    return [p if isinstance(p, str) else [int(i) for i in p] for p in prompt], True
 
 
 def _as_tensor(rows: list[list[int]], eos: int | None, like: Tensor) -> Tensor:
@@ -179,6 +185,19 @@ def _tokens(
     """(row, new token), step by step; a row that is finished takes no further part."""
     if max_tokens < 0:
         raise ValueError(f"max_tokens must not be negative, got {max_tokens}")
+    for i, prompt in enumerate(prompts):
+        check_prompt(prompt, i, model.config.vocab_size)
+    return _steps(model, prompts, max_tokens, sampling, seed, rows)
+
+
+def _steps(
+    model: HybridLM,
+    prompts: list[list[int]],
+    max_tokens: int,
+    sampling: Sampling,
+    seed: int | None,
+    rows: list[_Writer],
+) -> Iterator[tuple[int, int]]:
     device = model.embedding.weight.device
     generators = [seeded(seed) for _ in prompts]
     # a vocabulary may be padded past the tokenizer's ids: those mean nothing
@@ -200,11 +219,21 @@ def _tokens(
         last = torch.tensor(chosen, device=device)[:, None]
 
 
+def check_prompt(prompt: list[int], row: int, vocab_size: int) -> None:
+    """Raises ValueError when a prompt has no token, or one outside [0, vocab_size), with its place."""
+    if not prompt:
+        raise ValueError("the prompt is empty: give at least one token or a text")
+    for position, token in enumerate(prompt):
+        if not 0 <= token < vocab_size:
+            raise ValueError(
+                f"token id {token} at row {row}, position {position} is outside the "
+                f"vocabulary [0, {vocab_size})"
+            )
+
+
 @torch.no_grad()
 def _read_prompt(model: HybridLM, prompt_1T: Tensor) -> tuple[LMState, Tensor]:
     """The state after all tokens but the last, and the last."""
-    if prompt_1T.shape[1] == 0:
-        raise ValueError("the prompt is empty: give at least one token or a text")
     state = model.initial_state(1)
     for segment in prompt_1T[:, :-1].split(PROMPT_SEGMENT, 1):
         if segment.shape[1]:

@@ -77,7 +77,7 @@ def load_named(model: nn.Module, arrays: Mapping[str, Any]) -> None:
             message names the tensor, its shape and the expected one.
     """
     parameters = dict(model.named_parameters())
-    tensors = {name: torch.as_tensor(a) for name, a in arrays.items()}
+    tensors = {name: a if isinstance(a, Tensor) else torch.tensor(a) for name, a in arrays.items()}
     for name, p in parameters.items():
         if name not in tensors:
             raise ValueError(f"tensor {name!r} of shape {tuple(p.shape)} is missing")

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ssmith.ops.shapes import check_documents
+
 IGNORE_INDEX = -100
 
 
@@ -36,31 +38,30 @@ def prepare_rows(
     in the pads cannot matter. Labels become targets: each is to be predicted one position earlier, and the
     first of a document nowhere.
     """
-    _check_ids(ids, vocab_size)
+    _check_shape_of_ids(ids)
     if targets is not None and labels is not None:
-        raise ValueError(
-            "give targets (what to predict at each position) or labels (shifted inside), not both"
-        )
+        raise ValueError("give targets (what each position predicts) or labels (shifted inside), not both")
     wanted = targets if targets is not None else labels
     if wanted is not None and (wanted.shape != ids.shape or wanted.dtype not in (torch.int64, torch.int32)):
         raise ValueError(
             f"targets and labels must be integers of ids' shape {tuple(ids.shape)}, "
             f"got {wanted.dtype} {tuple(wanted.shape)}"
         )
+    if attention_mask is not None and cu_seqlens is not None:
+        raise ValueError("give attention_mask (padded rows) or cu_seqlens (packed documents), not both")
+    check_documents("model", cu_seqlens, *ids.shape)
+    kept = None if attention_mask is None else _real_tokens(attention_mask, ids)
+    check_range("token id", ids, vocab_size, kept)
     if wanted is not None:
+        counted = wanted != IGNORE_INDEX
+        check_range("target", wanted, vocab_size, counted if kept is None else counted & kept)
         wanted = wanted.long()
-    kept = None
-    if attention_mask is not None:
-        if cu_seqlens is not None:
-            raise ValueError("give attention_mask (padded rows) or cu_seqlens (packed documents), not both")
-        kept, cu_seqlens = _packing(attention_mask, ids)
     if kept is not None:
-        ids = ids[kept][None]
+        ids, cu_seqlens = ids[kept][None], _borders(kept)
         wanted = None if wanted is None else wanted[kept][None]
-    if wanted is not None and targets is None:
-        wanted = shift_labels(wanted, cu_seqlens)
     if wanted is not None:
-        _check_targets(wanted, vocab_size)
+        wanted = wanted if targets is not None else shift_labels(wanted, cu_seqlens)
+        _check_some_count(wanted)
     return Rows(ids, wanted, cu_seqlens, kept)
 
 
@@ -73,49 +74,59 @@ def shift_labels(labels_BT: Tensor, cu_seqlens: Tensor | None) -> Tensor:
     return targets
 
 
-def _packing(attention_mask: Tensor, ids: Tensor) -> tuple[Tensor | None, Tensor | None]:
+def _real_tokens(attention_mask: Tensor, ids: Tensor) -> Tensor | None:
+    """The mask of real tokens, or None when all are."""
     if attention_mask.shape != ids.shape:
         raise ValueError(
             f"attention_mask must have ids' shape {tuple(ids.shape)}, got {tuple(attention_mask.shape)}"
         )
     kept = attention_mask.bool()
     if bool(kept.all()):
-        return None, None
+        return None
     lengths = kept.sum(1)
     if int(lengths.min()) == 0:
         raise ValueError(f"row {int(lengths.argmin())} of attention_mask has no real token")
-    borders = torch.zeros(len(lengths) + 1, dtype=torch.int32, device=ids.device)
-    borders[1:] = lengths.cumsum(0)
-    return kept, borders
+    return kept
 
 
-def _check_ids(ids: Tensor, vocab_size: int) -> None:
+def _borders(kept_BT: Tensor) -> Tensor:
+    """cu_seqlens of the real tokens, one document a row."""
+    borders = torch.zeros(len(kept_BT) + 1, dtype=torch.int32, device=kept_BT.device)
+    borders[1:] = kept_BT.sum(1).cumsum(0)
+    return borders
+
+
+def _check_shape_of_ids(ids: Tensor) -> None:
     if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32):
         kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
         raise ValueError(f"ids must be a tensor of int64 or int32, got {kind}")
     if ids.dim() != 2 or ids.numel() == 0:
         raise ValueError(f"ids must be (batch, time) with at least one token, got shape {tuple(ids.shape)}")
-    check_range("token id", ids, vocab_size, torch.ones_like(ids, dtype=torch.bool))
 
 
-def _check_targets(targets: Tensor, vocab_size: int) -> None:
-    counted = targets != IGNORE_INDEX
-    if targets.device.type == "cpu" and not bool(counted.any()):
+def _check_some_count(targets: Tensor) -> None:
+    if _can_look(targets) and not bool((targets != IGNORE_INDEX).any()):
         raise ValueError(f"no target counts: every one is {IGNORE_INDEX} (one token alone predicts nothing)")
-    check_range("target", targets, vocab_size, counted)
 
 
-def check_range(what: str, values_BT: Tensor, vocab_size: int, counted: Tensor) -> None:
-    """On a CPU, raises ValueError at the first counted value outside [0, vocab_size), with its place.
+def check_range(what: str, values_BT: Tensor, vocab_size: int, counted: Tensor | None) -> None:
+    """On a CPU, raises ValueError at the first value outside [0, vocab_size), with its place.
 
-    On a GPU looking at values would wait for the device; there the embedding asserts.
+    `counted` (B, T) says which values matter; None: all.
     """
-    if values_BT.device.type != "cpu" or torch.compiler.is_compiling():
+    if not _can_look(values_BT):
         return
-    wrong = ((values_BT < 0) | (values_BT >= vocab_size)) & counted
+    wrong = (values_BT < 0) | (values_BT >= vocab_size)
+    if counted is not None:
+        wrong = wrong & counted
     if bool(wrong.any()):
         row, time = (int(i) for i in wrong.nonzero()[0])
         raise ValueError(
             f"{what} {int(values_BT[row, time])} at row {row}, position {time} "
             f"is outside the vocabulary [0, {vocab_size})"
         )
+
+
+def _can_look(values: Tensor) -> bool:
+    """Whether values may be read: on a GPU that would wait for it, and torch.compile cannot."""
+    return values.device.type == "cpu" and not torch.compiler.is_compiling()

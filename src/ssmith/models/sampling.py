@@ -42,7 +42,7 @@ def choose_token(logits_V: Tensor, sampling: Sampling, generator: torch.Generato
         raise ValueError("the logits are not finite: the weights hold NaN or infinity")
     if sampling.temperature == 0:
         return int(logits.argmax())
-    logits = logits / sampling.temperature
+    logits = (logits - logits.max()) / sampling.temperature  # no overflow, however cold
     if sampling.top_k is not None and sampling.top_k < len(logits):
         logits = logits.masked_fill(logits < logits.topk(sampling.top_k).values[-1], -torch.inf)
     if sampling.top_p is not None:

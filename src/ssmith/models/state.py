@@ -27,9 +27,10 @@ class LMState:
 
     def select(self, rows: Sequence[int] | Tensor) -> LMState:
         """The state of the sequences with these indices, in this order."""
-        index = torch.as_tensor(rows, dtype=torch.long, device=self.layers[0][0].device)
-        if index.dim() != 1 or index.numel() == 0:
-            raise ValueError(f"rows must be a list of at least one index, got shape {tuple(index.shape)}")
+        index = torch.as_tensor(rows, device=self.layers[0][0].device)
+        if index.dim() != 1 or index.numel() == 0 or index.dtype not in (torch.int64, torch.int32):
+            kind = f"{index.dtype} of shape {tuple(index.shape)}"
+            raise ValueError(f"rows must be a list of at least one index, got {kind}")
         if int(index.min()) < 0 or int(index.max()) >= self.rows:
             raise ValueError(f"row indices must be in [0, {self.rows}), got {index.tolist()}")
         return self._map(lambda x: x.index_select(0, index))

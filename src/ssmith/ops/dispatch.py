@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from functools import cache
 from typing import NamedTuple
 
 import torch
 
-BACKENDS = ("auto", "cpu", "reference")
+from ssmith.config.schema import BACKENDS
+
+# Why Numba kernels cannot run on this machine, or None; a constant, so that torch.compile can see through it.
+NUMBA_MISSING = None if importlib.util.find_spec("numba") is not None else "numba is not installed"
 
 
 class Choice(NamedTuple):
@@ -24,14 +26,6 @@ class Choice(NamedTuple):
     why: str
 
 
-@cache
-def numba_missing() -> str | None:
-    """The reason why Numba kernels cannot run on this machine, or None."""
-    if importlib.util.find_spec("numba") is None:
-        return "numba is not installed"
-    return None
-
-
 def cpu_refusal(*tensors: torch.Tensor | None) -> str | None:
     """Why the Numba kernels cannot serve a call with these inputs, or None."""
     for tensor in tensors:
@@ -39,7 +33,7 @@ def cpu_refusal(*tensors: torch.Tensor | None) -> str | None:
             return f"the tensors are on {tensor.device}"
         if tensor is not None and tensor.dtype != torch.float32:
             return f"the dtype is {name_dtype(tensor.dtype)}, kernels exist for float32"
-    return numba_missing()
+    return NUMBA_MISSING
 
 
 def one_token_refusal(rows: int, *tensors: torch.Tensor | None) -> str | None:

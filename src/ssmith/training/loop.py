@@ -132,10 +132,10 @@ class _Run:
         batches = iter(self.loader)
         for step in range(1, self.total + 1):
             row = self._step(step, next(batches))
+            self.reporter.step(row, self.total)
             every = self.config.eval_every
             if step == self.total or (every and step % every == 0):
                 row |= self._validate(step)
-            self.reporter.step(row, self.total)
             yield row
 
     def _step(self, step: int, batch: Batch) -> dict[str, float | int]:

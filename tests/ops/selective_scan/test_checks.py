@@ -104,7 +104,7 @@ def test_one_token_without_gradient_is_served_by_the_reference():
 
 def test_without_numba_the_choice_says_so(monkeypatch):
     a = arguments()
-    monkeypatch.setattr(dispatch, "numba_missing", lambda: "numba is not installed")
+    monkeypatch.setattr(dispatch, "NUMBA_MISSING", "numba is not installed")
     assert selective_scan_backend(*a.values()) == ("reference", "cpu: numba is not installed")
     with pytest.raises(ValueError, match="numba is not installed"):
         selective_scan(**a, backend="cpu")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ssmith.config.schema import Mamba1Config
 from ssmith.models.blocks.norm import RMSNorm
 from ssmith.ops import causal_conv1d, selective_scan
+from ssmith.ops.shapes import at_least_float32
 
 
 class Mamba1State(NamedTuple):
@@ -85,7 +86,8 @@ class Mamba1(nn.Module):
         """The state before the first token: zeros."""
         kernel = self.conv.weight.shape[1]
         conv = self.conv.weight.new_zeros(rows, self.D.shape[0], kernel - 1)
-        return Mamba1State(conv, self.A_log.new_zeros(rows, *self.A_log.shape))
+        ssm = self.A_log.new_zeros(rows, *self.A_log.shape, dtype=at_least_float32(self.A_log))
+        return Mamba1State(conv, ssm)
 
     def forward(
         self, x_BTD: Tensor, state: Mamba1State | None = None, cu_seqlens: Tensor | None = None

@@ -65,10 +65,12 @@ def linear_cross_entropy(
     flat_targets = torch.where(flat_targets == ignore_index, 0, flat_targets)
     if reduction == "none":
         losses = per_token_losses(rows, weight, bias, flat_targets, label_smoothing, z_loss)
-        return (losses * coefficients).reshape(targets.shape)
+        # as in torch, a token that does not count has loss 0 even where its logits are not finite
+        return torch.where(coefficients == 0, 0.0, losses * coefficients).reshape(targets.shape)
     if reduction == "mean":
         coefficients = coefficients / coefficients.sum()
-    return mean_or_sum_of_losses(rows, weight, bias, flat_targets, coefficients, label_smoothing, z_loss)
+    loss = mean_or_sum_of_losses(rows, weight, bias, flat_targets, coefficients, label_smoothing, z_loss)
+    return loss * torch.nan if reduction == "mean" and len(rows) == 0 else loss
 
 
 def _coefficients(hidden: Tensor, targets: Tensor, token_weights: Tensor | None, ignore_index: int) -> Tensor:

@@ -83,6 +83,7 @@ class _WeightedLoss(torch.autograd.Function):
         wide = at_least_float32(hidden, weight)
         d_weight = torch.zeros_like(weight, dtype=wide) if wants_weight else None
         d_bias = torch.zeros_like(bias, dtype=wide) if wants_bias and bias is not None else None
+        d_coefficients = torch.empty_like(coefficients) if ctx.needs_input_grad[4] else None
         loss = torch.zeros((), dtype=wide, device=hidden.device)
         length = chunk_length(weight.shape[0])
         for start in range(0, len(hidden), length):
@@ -92,6 +93,8 @@ class _WeightedLoss(torch.autograd.Function):
                 logits, targets[rows], coefficients[rows], label_smoothing, z_loss, wants_any
             )
             loss += losses.dot(coefficients[rows])
+            if d_coefficients is not None:
+                d_coefficients[rows] = losses
             if d_logits is None:
                 continue
             narrow = d_logits.to(hidden.dtype)
@@ -101,7 +104,7 @@ class _WeightedLoss(torch.autograd.Function):
                 d_weight += narrow.t() @ hidden[rows]
             if d_bias is not None:
                 d_bias += d_logits.sum(0)
-        ctx.save_for_backward(d_hidden, d_weight, d_bias)
+        ctx.save_for_backward(d_hidden, d_weight, d_bias, d_coefficients)
         ctx.dtypes = (weight.dtype, None if bias is None else bias.dtype)
         return loss
 
@@ -109,13 +112,15 @@ class _WeightedLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
         (upstream,) = gradients
-        d_hidden, d_weight, d_bias = ctx.saved_tensors
+        d_hidden, d_weight, d_bias, d_coefficients = ctx.saved_tensors
         weight_dtype, bias_dtype = ctx.dtypes
         return (
             None if d_hidden is None else d_hidden * upstream.to(d_hidden.dtype),
             None if d_weight is None else (d_weight * upstream).to(weight_dtype),
             None if d_bias is None else (d_bias * upstream).to(bias_dtype),
-            None, None, None, None, None,
+            None,
+            None if d_coefficients is None else d_coefficients * upstream,
+            None, None, None,
         )  # fmt: skip
 
 
@@ -135,6 +140,8 @@ def _losses_and_gradient(
         losses = (1 - label_smoothing) * nll + label_smoothing * (lse - logits.mean(-1))
     if z_loss:
         losses = losses + z_loss * lse.square()
+    # a token that does not count adds nothing, even where its logits are not finite
+    losses = torch.where(coefficients == 0, 0.0, losses)
     if not gradient:
         return losses, None
     d_logits = logits.sub_(lse[:, None]).exp_()
