@@ -39,9 +39,10 @@ def test_logits_loss_and_all_gradients(dtype: torch.dtype, backend: str, limit: 
 
 def test_weights_are_whole_in_float32() -> None:
     """Nothing is lost between the file's numbers and a float32 model, so that .double() is exact."""
-    model = ssmith.from_engine_arrays(DIMS, ARRAYS)
-    data = torch.tensor(ARRAYS["layer1.wXProj"]["data"], dtype=torch.float64)
-    assert torch.equal(model.layers[1].mixer.x_proj.weight.double().reshape(-1), data)
+    weights = dict(ssmith.from_engine_arrays(DIMS, ARRAYS).named_parameters())
+    for theirs, ours in engine_names(DIMS["numLayers"]).items():
+        data = torch.tensor(ARRAYS[theirs]["data"], dtype=torch.float64)
+        assert torch.equal(turn_taps(theirs, weights[ours]).double().reshape(-1), data), theirs
 
 
 def test_arrays_may_be_nested_lists_arrays_or_tensors() -> None:
@@ -71,3 +72,31 @@ def test_errors_use_the_engines_names() -> None:
         ssmith.from_engine_arrays(DIMS, ARRAYS | {"final_norm": {"shape": [12], "data": [0.0] * 3}})
     with pytest.raises(ValueError, match="array 'final_norm' must have 'shape' and 'data'"):
         ssmith.from_engine_arrays(DIMS, ARRAYS | {"final_norm": {"data": [0.0] * 3}})
+
+
+@pytest.mark.parametrize(
+    "array, message",
+    [
+        ([[1.0, 2.0], [3.0]], "is not an array of numbers"),
+        ("abc", "is not an array of numbers"),
+        ({"shape": [12], "data": [None] * 12}, "is not an array of numbers"),
+        ({"shape": "12", "data": [0.0] * 12}, "a list of whole numbers as its shape, got '12'"),
+        ({"shape": [-1], "data": [0.0] * 12}, r"has 12 numbers, its shape \[-1\] says otherwise"),
+        ({"shape": [-3, -4], "data": [0.0] * 12}, r"has 12 numbers, its shape \[-3, -4\] says otherwise"),
+        (torch.ones(12, dtype=torch.complex64), "must be of real numbers, got torch.complex64"),
+    ],
+)
+def test_what_is_no_array_of_numbers(array: object, message: str) -> None:
+    with pytest.raises(ValueError, match=f"array 'final_norm' .*{message}"):
+        ssmith.from_engine_arrays(DIMS, ARRAYS | {"final_norm": array})
+
+
+@pytest.mark.parametrize("value", ["12", 12.0, True, 0, None])
+def test_sizes_are_whole_numbers(value: object) -> None:
+    with pytest.raises(ValueError, match="size 'dModel' in dims must be a whole number of at least 1, got"):
+        ssmith.from_engine_arrays(DIMS | {"dModel": value}, ARRAYS)
+
+
+def test_an_unknown_size_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown size 'dFoo' in dims"):
+        ssmith.from_engine_arrays(DIMS | {"dFoo": 1}, ARRAYS)

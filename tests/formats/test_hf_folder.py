@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import errno
+import dataclasses
 import json
 from pathlib import Path
 
@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 
 import ssmith
 from ssmith.data import byte_tokenizer
-from ssmith.formats import files
 from ssmith.formats.hf import folder as hf_folder
 from ssmith.models import HybridLM
 
@@ -96,27 +95,28 @@ def test_dtypes(tmp_path: Path) -> None:
         ssmith.load(tmp_path, dtype="int8")
 
 
-def test_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The old model stays whole, and nothing half-written is left."""
-    model = made(MAMBA)
-    ssmith.save(model, tmp_path)
-    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+@pytest.mark.parametrize(
+    "index, message",
+    [
+        ({"weight_map": ["x"]}, "has no weight_map"),
+        ({}, "has no weight_map"),
+        ({"weight_map": {"x": 3}}, "has no weight_map"),
+        ({"weight_map": {"x": "../shard.safetensors"}}, "is not a file of this folder"),
+        ({"weight_map": {"x": "shard.safetensors"}}, "do not agree about tensor"),
+    ],
+)
+def test_a_broken_index(index: dict, message: str, tmp_path: Path) -> None:
+    ssmith.save(made(MAMBA), tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "shard.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match=message):
+        ssmith.load(tmp_path)
 
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(files.os, "fsync", full)
-    with torch.no_grad():
-        model.embedding.weight.add_(1)
-    with pytest.raises(ValueError, match=r"cannot write the model to .*: No space left on device"):
-        ssmith.save(model, tmp_path)
-    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
-
-
-def test_a_file_in_the_folders_place(tmp_path: Path) -> None:
-    (tmp_path / "x").write_text("")
-    with pytest.raises(ValueError, match="cannot write the model to"):
-        ssmith.save(made(MAMBA), tmp_path / "x")
+@pytest.mark.parametrize("device", ["nowhere", "cuda:99"])
+def test_a_device_that_is_not_there(device: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"device '{device}' cannot be used here"):
+        ssmith.load(tmp_path, device=device)
 
 
 def edit(path: Path, **changes: object) -> None:
@@ -131,7 +131,15 @@ def reweigh(folder: Path, **changes: torch.Tensor | None) -> None:
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
 
-NORM = "backbone.norm_f.weight"
+NORM, CONV = "backbone.norm_f.weight", "backbone.layers.0.mixer.conv1d.weight"
+
+
+def _resize(folder: Path, vocab_size: int) -> None:
+    """A model of another vocabulary whose folder kept the old tokenizer."""
+    config = dataclasses.replace(MAMBA, vocab_size=vocab_size)
+    ssmith.save(made(config), folder)
+
+
 FAULTS = {
     "missing folder": (lambda f: f.rename(f.with_name("moved")), "there is no model folder"),
     "no config": (lambda f: (f / "config.json").unlink(), "has no config.json: it is not a model folder"),
@@ -159,18 +167,52 @@ FAULTS = {
     "not safetensors": (lambda f: (f / "model.safetensors").write_bytes(b"abc"), "is broken"),
     "missing tensor": (
         lambda f: reweigh(f, **{NORM: None}),
-        r"tensor 'final_norm.weight' of shape \(16,\) is missing",
+        r"tensor 'backbone.norm_f.weight' of shape \(16,\) is missing",
     ),
     "unknown tensor": (lambda f: reweigh(f, extra=torch.ones(2)), r"unknown tensor 'extra' of shape \(2,\)"),
     "mis-shaped tensor": (
         lambda f: reweigh(f, **{NORM: torch.ones(3)}),
-        r"tensor 'final_norm.weight' has shape \(3,\), expected \(16,\)",
+        r"tensor 'backbone.norm_f.weight' has shape \(3,\), expected \(16,\)",
     ),
     "integer tensor": (
         lambda f: reweigh(f, **{NORM: torch.ones(16, dtype=torch.int64)}),
-        "expected floating",
+        "is int64; what can be read is float32, bfloat16, float16, float64",
     ),
-    "another head": (lambda f: reweigh(f, **{"lm_head.weight": torch.ones(257, 16)}), "head.weight differs"),
+    "8-bit tensor": (
+        lambda f: reweigh(f, **{NORM: torch.ones(16).to(torch.float8_e4m3fn)}),
+        "is float8_e4m3fn; what can be read is",
+    ),
+    "convolution of another layout": (
+        lambda f: reweigh(f, **{CONV: torch.ones(4, 1, 32)}),
+        r"mixer.conv1d.weight' has shape \(4, 1, 32\), expected \(32, 1, 4\)",
+    ),
+    "model_type a list": (lambda f: edit(f / "config.json", model_type=["mamba"]), "unknown model_type"),
+    "setting of another type": (
+        lambda f: edit(f / "config.json", layer_norm_epsilon="small"),
+        "layer_norm_epsilon must be like 1e-05, got 'small'",
+    ),
+    "setting of another truth": (
+        lambda f: edit(f / "config.json", use_bias=0),
+        "use_bias must be like False, got 0",
+    ),
+    "layers a truth": (
+        lambda f: edit(f / "config.json", num_hidden_layers=True),
+        "must be like 32, got True",
+    ),
+    "LayerNorm": (lambda f: edit(f / "config.json", rms_norm=False), "rms_norm False is not handled"),
+    "other original settings": (
+        lambda f: edit(f / "config.json", ssm_cfg={"d_state": 8}),
+        "ssm_cfg .* is not handled",
+    ),
+    "quantized": (lambda f: edit(f / "config.json", quantization_config={}), "setting 'quantization_config'"),
+    "another tokenizer": (
+        lambda f: _resize(f, 200),
+        "the tokenizer has 257 ids, the model a vocabulary of 200",
+    ),
+    "another head": (
+        lambda f: reweigh(f, **{"lm_head.weight": torch.ones(257, 16)}),
+        "'lm_head.weight' in the file differs",
+    ),
 }
 
 
@@ -188,6 +230,8 @@ def test_a_redundant_tied_head_is_accepted(tmp_path: Path) -> None:
     model = made(MAMBA)
     ssmith.save(model, tmp_path)
     reweigh(tmp_path, **{"lm_head.weight": model.embedding.weight.detach().clone()})
+    assert torch.equal(ssmith.load(tmp_path).embedding.weight, model.embedding.weight)
+    reweigh(tmp_path, **{"backbone.embeddings.weight": None})
     assert torch.equal(ssmith.load(tmp_path).embedding.weight, model.embedding.weight)
 
 

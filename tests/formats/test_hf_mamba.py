@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, MambaConfig, MambaForCausalLM
 from transformers.utils import logging
 
@@ -91,3 +93,28 @@ def test_settings_that_matter_and_are_not_handled_are_refused(tmp_path: Path) ->
     judge(hidden_act="relu").save_pretrained(tmp_path / "relu")
     with pytest.raises(ValueError, match=r"config\.json: hidden_act 'relu' is not handled"):
         ssmith.load(tmp_path / "relu")
+
+
+def test_a_published_folder(tmp_path: Path) -> None:
+    """As state-spaces/mamba-*-hf: the original repository's settings too, and its name of the embedding."""
+    theirs = judge()
+    theirs.save_pretrained(tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+    inner = values["intermediate_size"]
+    values |= {"d_model": 24, "d_inner": inner, "n_layer": 2, "rms_norm": True, "fused_add_norm": True}
+    values |= {"ssm_cfg": {}, "pad_vocab_size_multiple": 8, "torch_dtype": "float32"}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["backbone.embedding.weight"] = weights.pop("backbone.embeddings.weight")
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    ids = torch.randint(0, 61, (1, 7))
+    with torch.no_grad():
+        assert float((ssmith.load(tmp_path)(ids).logits - theirs(ids).logits).abs().max()) < 1e-5
+
+
+def test_without_a_tokenizer_no_id_ends_a_text(tmp_path: Path) -> None:
+    """Left out, transformers would take id 0 for the end of text."""
+    ssmith.save(HybridLM(ssmith.ModelConfig(vocab_size=5, hidden_size=8)), tmp_path)
+    back = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert back.generation_config.eos_token_id is None
+    assert back.config.eos_token_id is None

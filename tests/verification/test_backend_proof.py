@@ -47,7 +47,7 @@ def test_a_kernel_that_is_wrong_is_caught(plain: HybridLM, monkeypatch: pytest.M
 
 
 def test_a_backend_that_cannot_run_says_why(plain: HybridLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "numba_missing", lambda: "numba is not installed")
+    monkeypatch.setattr(dispatch, "NUMBA_MISSING", "numba is not installed")
     (row,) = rows_of(plain, "cpu")
     assert row.ok
     assert row.name == "not run"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -56,9 +57,7 @@ def from_engine_arrays(dims: Mapping[str, int], arrays: Mapping[str, Any]) -> Hy
         ValueError: a size or an array that is missing or unknown, or a shape that differs, by the engine's
             names.
     """
-    missing = [name for name in _DIMS if name not in dims]
-    if missing:
-        raise ValueError(f"dims lacks {missing[0]!r}; it needs {', '.join(_DIMS)}")
+    _check_dims(dims)
     model = HybridLM(_config(dims))
     names = engine_names(dims["numLayers"])
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
@@ -76,6 +75,17 @@ def from_engine_arrays(dims: Mapping[str, int], arrays: Mapping[str, Any]) -> Hy
             )
     load_named(model, {names[theirs]: turn_taps(theirs, tensor) for theirs, tensor in tensors.items()})
     return model
+
+
+def _check_dims(dims: Mapping[str, int]) -> None:
+    for name in _DIMS:
+        if name not in dims:
+            raise ValueError(f"dims lacks {name!r}; it needs {', '.join(_DIMS)}")
+    for name, value in dims.items():
+        if name not in _DIMS:
+            raise ValueError(f"unknown size {name!r} in dims; it has {', '.join(_DIMS)}")
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"size {name!r} in dims must be a whole number of at least 1, got {value!r}")
 
 
 def _config(dims: Mapping[str, int]) -> ModelConfig:
@@ -101,12 +111,22 @@ def _config(dims: Mapping[str, int]) -> ModelConfig:
 
 def _tensor(name: str, array: Any) -> Tensor:
     if not isinstance(array, Mapping):
-        return torch.as_tensor(array)
-    if not {"shape", "data"} <= array.keys():
+        return _numbers(name, array)
+    if array.keys() != {"shape", "data"}:
         raise ValueError(f"array {name!r} must have 'shape' and 'data', got {sorted(array)}")
-    data = torch.as_tensor(array["data"], dtype=torch.float64)
-    if data.numel() != torch.Size(array["shape"]).numel():
-        raise ValueError(
-            f"array {name!r} has {data.numel()} numbers, its shape {array['shape']} says otherwise"
-        )
-    return data.reshape(array["shape"])
+    data, shape = _numbers(name, array["data"]), array["shape"]
+    if not isinstance(shape, list | tuple) or not all(isinstance(n, int) for n in shape):
+        raise ValueError(f"array {name!r} must have a list of whole numbers as its shape, got {shape!r}")
+    if data.numel() != math.prod(shape) or min(shape, default=0) < 0:
+        raise ValueError(f"array {name!r} has {data.numel()} numbers, its shape {shape} says otherwise")
+    return data.reshape(shape)
+
+
+def _numbers(name: str, values: Any) -> Tensor:
+    try:
+        numbers = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"array {name!r} is not an array of numbers: {error}") from error
+    if numbers.is_complex():
+        raise ValueError(f"array {name!r} must be of real numbers, got {numbers.dtype}")
+    return numbers

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,8 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
 
     When anything fails, `path` is as it was and the temporary file is gone.
     """
-    partial = path.with_name(f".{path.name}.partial")
+    # the process's number: two that write the same path at once must not share the temporary file
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         write(partial)
         with partial.open("rb+") as file:
@@ -28,12 +32,25 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
         partial.unlink(missing_ok=True)
 
 
+@contextmanager
+def staging(folder: Path) -> Iterator[Path]:
+    """A temporary folder inside `folder`, on the same disk, so that renaming out of it is atomic."""
+    stage = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder))
+    try:
+        yield stage
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
     """A safetensors file, written whole; OSError when the disk does not take it."""
 
     def write(partial: Path) -> None:
+        partial.touch()
+        mode = partial.stat().st_mode & 0o777
         try:
             save_file(tensors, partial, metadata)
+            partial.chmod(mode)  # safetensors makes files that only their owner may read
         except SafetensorError as error:  # its word for a disk that is full, too
             raise OSError(str(error)) from error
 
@@ -58,7 +75,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors and the metadata of a safetensors file; ValueError when it is cut short or no such file."""
+    """The tensors and the metadata of a safetensors file; ValueError when it is cut short or no such file.
+
+    The tensors are maps of the file: whoever keeps them copies them, or a later change of the file would
+    change them.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from ssmith.config import ModelConfig, Recipe, TrainConfig, to_toml
 from ssmith.formats import save
+from ssmith.formats.files import write_whole
 from ssmith.models import HybridLM
 
 MODEL_CARD = """\
@@ -35,7 +35,7 @@ def prepare_folder(config: TrainConfig, model: ModelConfig, data: object) -> Pat
     try:
         out.mkdir(parents=True, exist_ok=True)
         recipe = Recipe(model=model, train=config, data=str(data) if isinstance(data, str | Path) else None)
-        _write_whole(out / "run.toml", to_toml(recipe))
+        _write_text(out / "run.toml", to_toml(recipe))
     except OSError as error:
         raise ValueError(f"cannot write to the output folder {out}: {error.strerror or error}") from error
     return out
@@ -51,13 +51,8 @@ def save_run(model: HybridLM, out: Path) -> None:
         hidden_size=config.hidden_size,
         vocab_size=config.vocab_size,
     )
-    _write_whole(out / "README.md", card)
+    _write_text(out / "README.md", card)
 
 
-def _write_whole(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+def _write_text(path: Path, text: str) -> None:
+    write_whole(path, lambda partial: partial.write_text(text, encoding="utf-8"))

@@ -107,16 +107,15 @@ def test_functions_against_float64(lanes):
     actual = evaluate(Lanes(lanes), x)
     for name, e in expected(x).items():
         a = actual[name].astype(np.float64)
-        assert (np.isnan(a) == np.isnan(e)).all(), name
-        counted = np.isfinite(e) & (np.abs(e) < 1e37)
-        # exp(x) inherits the rounding of x log2(e); below the smallest normal number a result may be 0
-        rounding = 0.0 if name == "exp2" else 1.5e-7 * np.abs(x)
-        limit = ((8e-7 if name == "phi1_slope" else 4e-7) + rounding) * np.where(
-            counted, np.abs(e), 0
-        ) + 2e-38
-        wrong = counted & ~(np.abs(a - e) <= limit)
-        assert not wrong.any(), (name, x[wrong][:5], a[wrong][:5], e[wrong][:5])
+        overflows = x > 80  # phi1' is a difference of infinities then
+        assert (np.isnan(a) == np.isnan(e))[~overflows].all(), name
         assert name != "exp2" or np.isinf(a[e > 1e39]).all()
+        finite = np.isfinite(e) & (np.abs(e) < 1e37)
+        at, a, e = x[finite], a[finite], e[finite]
+        # exp(x) inherits the rounding of x log2(e); below the smallest normal number a result may be 0
+        relative = 4e-7 if name == "exp2" else 8e-7 + 1.5e-7 * np.abs(at)
+        wrong = np.abs(a - e) > relative * np.abs(e) + 2e-38
+        assert not wrong.any(), (name, at[wrong][:5], a[wrong][:5], e[wrong][:5])
 
 
 @pytest.mark.skipif(not lowering.has_avx512(), reason="the tests above have run without AVX-512")

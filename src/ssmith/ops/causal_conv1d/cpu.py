@@ -16,8 +16,8 @@ from ssmith.ops.causal_conv1d.kernels import (
     conv_forward,
     forward_scratch,
 )
-from ssmith.ops.simd.kernel import host_lanes, prepare
-from ssmith.ops.simd.memory import address, as_rows, borders_of, row_stride, scratch
+from ssmith.ops.simd.kernel import aligned_floats, host_lanes, prepare
+from ssmith.ops.simd.memory import address, as_rows, borders_of, row_stride
 from ssmith.ops.simd.sums import sum_first
 from ssmith.ops.simd.threads import share
 
@@ -58,7 +58,7 @@ def _forward(
     prepare(conv_forward, LANES, conv, borders, *outputs, 0, 0, 0)
 
     def work(first: int, last: int) -> None:
-        memory = scratch(forward_scratch(conv.kernel, LANES.width))
+        memory = aligned_floats(forward_scratch(conv.kernel, LANES.width))
         conv_forward(LANES, conv, borders, *outputs, memory.ctypes.data, first, last)
 
     share(work, (len(borders) - 1) * _vectors(conv))
@@ -108,7 +108,7 @@ def _backward(
     prepare(conv_backward, LANES, conv, gradients, borders, 0, 0, 0)
 
     def work(first: int, last: int) -> None:
-        memory = scratch(backward_scratch(conv.kernel, LANES.width))
+        memory = aligned_floats(backward_scratch(conv.kernel, LANES.width))
         conv_backward(LANES, conv, gradients, borders, memory.ctypes.data, first, last)
 
     share(work, sequences * _vectors(conv))

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ssmith.ops.rms_norm import kernels
 from ssmith.ops.rms_norm.kernels import ROWS, Norm, norm_backward, norm_forward
-from ssmith.ops.simd.kernel import host_lanes, prepare
-from ssmith.ops.simd.memory import address, as_rows, row_stride, scratch
+from ssmith.ops.simd.kernel import aligned_floats, host_lanes, prepare
+from ssmith.ops.simd.memory import address, as_rows, row_stride
 from ssmith.ops.simd.sums import sum_first
 from ssmith.ops.simd.threads import share
 from ssmith.ops.simd.vectors import FOLDED
@@ -33,7 +33,7 @@ def _forward(x: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tens
     prepare(norm_forward, LANES, norm, *outputs, 0, 0, 0)
 
     def work(first: int, last: int) -> None:
-        memory = scratch(FOLDED)
+        memory = aligned_floats(FOLDED)
         norm_forward(LANES, norm, *outputs, memory.ctypes.data, first, last)
 
     share(work, _tasks(norm))
@@ -58,7 +58,7 @@ def _backward(
     prepare(norm_backward, LANES, norm, *incoming, *outputs, 0, 0, 0)
 
     def work(first: int, last: int) -> None:
-        memory = scratch(FOLDED + norm.channels + LANES.width)
+        memory = aligned_floats(FOLDED + norm.channels + LANES.width)
         norm_backward(LANES, norm, *incoming, *outputs, memory.ctypes.data, first, last)
 
     share(work, _tasks(norm))

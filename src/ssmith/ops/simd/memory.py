@@ -1,4 +1,4 @@
-"""Tensors as kernels see them: addresses, rows at one distance, borders of sequences, scratch memory."""
+"""Tensors as kernels see them: addresses, rows at one distance, borders of sequences."""
 
 from __future__ import annotations
 
@@ -29,8 +29,3 @@ def borders_of(cu_seqlens: Tensor | None, x_BTC: Tensor) -> np.ndarray:
 def address(x: Tensor | None) -> int:
     """Where a tensor's numbers stand; 0 for none."""
     return 0 if x is None else x.data_ptr()
-
-
-def scratch(floats: int) -> np.ndarray:
-    """Memory for a thread's intermediate results, with anything in it."""
-    return np.empty(floats, np.float32)

@@ -191,9 +191,8 @@ def _define_prefetch(write: int) -> Any:
     @intrinsic
     def prefetch(typing: Any, lanes: Any, address: Any, index: Any) -> Any:
         def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            flags = [
-                ir.Constant(lowering.INT32, flag) for flag in (write, 2, 1)
-            ]  # 2: second-level cache, 1: data
+            # 2: into the second-level cache, the first is full of tiles; 1: data, not code
+            flags = [ir.Constant(lowering.INT32, flag) for flag in (write, 2, 1)]
             first = lowering.pointer(builder, args[1], args[2], ir.IntType(8))
             for line in range(0, 4 * lanes.width, 64):
                 place = builder.gep(first, [ir.Constant(lowering.INT64, line)])

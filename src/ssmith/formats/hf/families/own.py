@@ -10,6 +10,10 @@ from torch import Tensor
 from ssmith.config import ModelConfig, from_dict, to_dict
 
 ARCHITECTURE = "HybridLM"
+# Names by which other writers call a tensor of ours; the names of a tied head and of what it is tied to.
+ALIASES: dict[str, str] = {}
+TIED = ("head.weight", "embedding.weight")
+_WITHOUT_MEANING = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def can_write(config: ModelConfig) -> bool:
@@ -24,9 +28,7 @@ def settings_out(config: ModelConfig) -> dict[str, Any]:
 
 def settings_in(values: Mapping[str, Any]) -> ModelConfig:
     """Our settings from config.json."""
-    return from_dict(
-        ModelConfig, {k: v for k, v in values.items() if k not in ("bos_token_id", "eos_token_id")}
-    )
+    return from_dict(ModelConfig, {k: v for k, v in values.items() if k not in _WITHOUT_MEANING})
 
 
 def weights_out(weights: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
