@@ -9,7 +9,17 @@ import numpy as np
 import pytest
 import torch
 
+from ssmith.ops.simd.kernel import kernel
 from ssmith.ops.simd.threads import share
+from ssmith.ops.simd.vectors import next_task
+
+
+@kernel
+def count_up(counts, tickets, tasks):
+    task = next_task(tickets)
+    while task < tasks:
+        counts[task] += 1
+        task = next_task(tickets)
 
 
 @pytest.fixture(autouse=True)
@@ -22,10 +32,9 @@ def _restore_threads():
 def count_calls(tasks):
     counts = np.zeros(tasks, np.int64)
 
-    def work(first, last):
-        counts[first:last] += 1
-
-    share(work, tasks)
+    used_up = np.full(1, tasks)
+    count_up(counts, used_up.ctypes.data, tasks)  # compiled before any thread needs it
+    share(lambda tickets: count_up(counts, tickets, tasks), tasks)
     return counts
 
 
@@ -39,30 +48,35 @@ def test_each_task_is_done_once(threads, tasks):
 def test_one_thread_or_one_task_stays_in_the_calling_thread():
     where = []
     torch.set_num_threads(1)
-    share(lambda first, last: where.append((threading.get_ident(), first, last)), 7)
+    share(lambda tickets: where.append(threading.get_ident()), 7)
     torch.set_num_threads(4)
-    share(lambda first, last: where.append((threading.get_ident(), first, last)), 1)
-    assert where == [(threading.get_ident(), 0, 7), (threading.get_ident(), 0, 1)]
+    share(lambda tickets: where.append(threading.get_ident()), 1)
+    assert where == [threading.get_ident()] * 2
+
+
+def test_no_task_is_no_call():
+    share(lambda tickets: pytest.fail("called"), 0)
 
 
 def test_work_runs_in_as_many_threads_as_torch_uses():
     torch.set_num_threads(3)
     together = threading.Barrier(3, timeout=30)
-    share(lambda first, last: together.wait(), 3)
+    share(lambda tickets: together.wait(), 3)
 
 
 def test_an_error_is_raised_after_all_have_stopped():
     torch.set_num_threads(3)
-    running = []
+    running, together = [], threading.Barrier(3, timeout=30)
 
-    def work(first, last):
-        running.append(first)
-        time.sleep(0.01)
-        running.remove(first)
-        if first == 2:
-            raise ValueError("task 2")
+    def work(tickets):
+        me = together.wait()
+        running.append(me)
+        time.sleep(0.02 * me)
+        running.remove(me)
+        if me == 0:
+            raise ValueError("thread 0")
 
-    with pytest.raises(ValueError, match="task 2"):
+    with pytest.raises(ValueError, match="thread 0"):
         share(work, 6)
     assert running == []
 
@@ -76,16 +90,10 @@ def test_several_python_threads_at_once():
 
 def test_work_may_share_work():
     torch.set_num_threads(4)
-    counts = np.zeros((40, 40), np.int64)
-
-    def row(i):
-        def work(first, last):
-            counts[i, first:last] += 1
-
-        share(work, 40)
-
-    share(lambda first, last: [row(i) for i in range(first, last)], 40)
-    assert (counts == 1).all()
+    inner = [count_calls(40)]
+    share(lambda tickets: inner.append(count_calls(40)), 4)
+    assert len(inner) >= 2
+    assert all((counts == 1).all() for counts in inner)
 
 
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="this system cannot fork")
@@ -97,7 +105,7 @@ def test_a_forked_child_has_a_pool_of_its_own():
     def child():
         torch.set_num_threads(3)
         together = threading.Barrier(3, timeout=20)
-        share(lambda first, last: together.wait(), 3)
+        share(lambda tickets: together.wait(), 3)
 
     process = multiprocessing.get_context("fork").Process(target=child)
     process.start()

@@ -55,13 +55,14 @@ def _forward(
     y, final_state = _outputs(x, weight, cu_seqlens)
     conv = _conv(x, weight, bias, initial_state, silu)
     outputs = (y.data_ptr(), final_state.data_ptr())
+    tasks = (len(borders) - 1) * _vectors(conv)
     prepare(conv_forward, LANES, conv, borders, *outputs, 0, 0, 0)
 
-    def work(first: int, last: int) -> None:
+    def work(tickets: int) -> None:
         memory = aligned_floats(forward_scratch(conv.kernel, LANES.width))
-        conv_forward(LANES, conv, borders, *outputs, memory.ctypes.data, first, last)
+        conv_forward(LANES, conv, borders, *outputs, memory.ctypes.data, tickets, tasks)
 
-    share(work, (len(borders) - 1) * _vectors(conv))
+    share(work, tasks)
     return y, final_state
 
 
@@ -105,13 +106,14 @@ def _backward(
         dy.data_ptr(), address(dfinal_state), dx.data_ptr(), dinitial_state.data_ptr(), dweights.data_ptr(),
         dbiases.data_ptr(), row_stride(dy),
     )  # fmt: skip
+    tasks = sequences * _vectors(conv)
     prepare(conv_backward, LANES, conv, gradients, borders, 0, 0, 0)
 
-    def work(first: int, last: int) -> None:
+    def work(tickets: int) -> None:
         memory = aligned_floats(backward_scratch(conv.kernel, LANES.width))
-        conv_backward(LANES, conv, gradients, borders, memory.ctypes.data, first, last)
+        conv_backward(LANES, conv, gradients, borders, memory.ctypes.data, tickets, tasks)
 
-    share(work, sequences * _vectors(conv))
+    share(work, tasks)
     sum_first(dweights, dweight)
     sum_first(dbiases, dbias)
     return results

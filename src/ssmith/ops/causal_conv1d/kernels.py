@@ -13,7 +13,7 @@ import numpy as np
 
 from ssmith.ops.simd.kernel import inner, kernel
 from ssmith.ops.simd.tiles import clear, load_columns, store_columns
-from ssmith.ops.simd.vectors import broadcast, load, load_first, sigmoid, store, store_first, width
+from ssmith.ops.simd.vectors import broadcast, load, load_first, next_task, sigmoid, store, store_first, width
 
 STEPS = 32  # time steps of a chunk
 
@@ -54,13 +54,14 @@ def backward_scratch(kernel: int, lanes: int) -> int:
 
 
 @kernel
-def conv_forward(lanes, p, borders, y, final_state, scratch, first, last):
-    """Runs tasks [first, last). `borders` are the rows where sequences begin, and the end."""
+def conv_forward(lanes, p, borders, y, final_state, scratch, tickets, tasks):
+    """Runs tasks as long as there are any. `borders` are the rows where sequences begin, and the end."""
     row = 4 * width(lanes)
     weights, past = scratch, scratch + p.kernel * row
     inputs = past + (p.kernel - 1) * row
     vectors = (p.channels + width(lanes) - 1) // width(lanes)
-    for task in range(first, last):
+    task = next_task(tickets)
+    while task < tasks:
         sequence, channel = task // vectors, task % vectors * width(lanes)
         begin, end = borders[sequence], borders[sequence + 1]
         count = min(width(lanes), p.channels - channel)
@@ -76,6 +77,7 @@ def conv_forward(lanes, p, borders, y, final_state, scratch, first, last):
             convolve(lanes, p, past, weights, y, start, steps, channel, count)
             copy_rows(lanes, past + steps * row, past, p.kernel - 1)
         store_columns(lanes, past, p.kernel - 1, count, final_state + state)
+        task = next_task(tickets)
 
 
 @inner
@@ -110,8 +112,8 @@ def convolve(lanes, p, past, weights, y, start, steps, channel, count):
 
 
 @kernel
-def conv_backward(lanes, p, g, borders, scratch, first, last):
-    """Runs tasks [first, last); the inputs are read again, outputs before the activation made again."""
+def conv_backward(lanes, p, g, borders, scratch, tickets, tasks):
+    """Runs tasks as long as there are any; what the activation was given is made again."""
     row = 4 * width(lanes)
     weights, dweights = scratch, scratch + p.kernel * row
     dstate = dweights + (p.kernel + 1) * row  # the last row of dweights is the bias's
@@ -119,7 +121,8 @@ def conv_backward(lanes, p, g, borders, scratch, first, last):
     inputs = past + (p.kernel - 1) * row
     d_total = inputs + STEPS * row  # STEPS rows of the chunk, then the K - 1 after it
     vectors = (p.channels + width(lanes) - 1) // width(lanes)
-    for task in range(first, last):
+    task = next_task(tickets)
+    while task < tasks:
         sequence, channel = task // vectors, task % vectors * width(lanes)
         begin, end = borders[sequence], borders[sequence + 1]
         count = min(width(lanes), p.channels - channel)
@@ -143,6 +146,7 @@ def conv_backward(lanes, p, g, borders, scratch, first, last):
         spread_past(lanes, p, g, weights, d_total, dstate, end - begin, place, past, count)
         store_columns(lanes, dweights, p.kernel, count, g.dweight + 4 * place * p.kernel)
         store_first(g.dbias, place, load(lanes, dweights, p.kernel * width(lanes)), count)
+        task = next_task(tickets)
 
 
 @inner

@@ -30,13 +30,14 @@ def _forward(x: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tens
     y, inverse = x.new_empty(x.shape), x.new_empty(x.shape[:2])
     norm = _norm(x, weight, eps)
     outputs = (y.data_ptr(), inverse.data_ptr())
+    tasks = _tasks(norm)
     prepare(norm_forward, LANES, norm, *outputs, 0, 0, 0)
 
-    def work(first: int, last: int) -> None:
+    def work(tickets: int) -> None:
         memory = aligned_floats(FOLDED)
-        norm_forward(LANES, norm, *outputs, memory.ctypes.data, first, last)
+        norm_forward(LANES, norm, *outputs, memory.ctypes.data, tickets, tasks)
 
-    share(work, _tasks(norm))
+    share(work, tasks)
     return y, inverse
 
 
@@ -52,16 +53,17 @@ def _backward(
     x, dy, weight = as_rows(x), as_rows(dy), None if weight is None else weight.contiguous()
     norm = _norm(x, weight, eps)
     dx, dweight = x.new_empty(x.shape), x.new_empty(norm.channels)
-    dweights = x.new_empty(_tasks(norm), norm.channels)
+    tasks = _tasks(norm)
+    dweights = x.new_empty(tasks, norm.channels)
     incoming = (dy.data_ptr(), row_stride(dy), inverse.data_ptr())
     outputs = (dx.data_ptr(), dweights.data_ptr())
     prepare(norm_backward, LANES, norm, *incoming, *outputs, 0, 0, 0)
 
-    def work(first: int, last: int) -> None:
+    def work(tickets: int) -> None:
         memory = aligned_floats(FOLDED + norm.channels + LANES.width)
-        norm_backward(LANES, norm, *incoming, *outputs, memory.ctypes.data, first, last)
+        norm_backward(LANES, norm, *incoming, *outputs, memory.ctypes.data, tickets, tasks)
 
-    share(work, _tasks(norm))
+    share(work, tasks)
     sum_first(dweights, dweight)
     return dx, dweight
 

@@ -15,6 +15,7 @@ from ssmith.ops.simd.vectors import (
     get,
     load,
     load_first,
+    next_task,
     put,
     store,
     store_first,
@@ -47,35 +48,39 @@ def sum_of_lanes(partial):
 
 
 @kernel
-def norm_forward(lanes, p, y, inverse, scratch, first, last):
-    """Runs tasks [first, last); keeps 1 / rms of each row."""
-    for row in range(first * ROWS, min(last * ROWS, p.rows)):
-        total = broadcast(lanes, np.float32(0.0))
-        for channel in range(0, p.channels, width(lanes)):
-            x = load_first(lanes, p.x, row * p.x_stride + channel, p.channels - channel)
-            total = total + x * x
-        store(scratch, 0, fold(total))
-        mean = sum_of_lanes(scratch) / np.float32(p.channels)
-        scale = np.float32(1.0) / np.sqrt(mean + np.float32(p.eps))
-        put(inverse, row, scale)
-        scales = broadcast(lanes, scale)
-        for channel in range(0, p.channels, width(lanes)):
-            count = p.channels - channel
-            value = load_first(lanes, p.x, row * p.x_stride + channel, count) * scales
-            if p.weight != 0:
-                value = value * load_first(lanes, p.weight, channel, count)
-            store_first(y, row * p.channels + channel, value, count)
+def norm_forward(lanes, p, y, inverse, scratch, tickets, tasks):
+    """Runs tasks as long as there are any; keeps 1 / rms of each row."""
+    task = next_task(tickets)
+    while task < tasks:
+        for row in range(task * ROWS, min((task + 1) * ROWS, p.rows)):
+            total = broadcast(lanes, np.float32(0.0))
+            for channel in range(0, p.channels, width(lanes)):
+                x = load_first(lanes, p.x, row * p.x_stride + channel, p.channels - channel)
+                total = total + x * x
+            store(scratch, 0, fold(total))
+            mean = sum_of_lanes(scratch) / np.float32(p.channels)
+            scale = np.float32(1.0) / np.sqrt(mean + np.float32(p.eps))
+            put(inverse, row, scale)
+            scales = broadcast(lanes, scale)
+            for channel in range(0, p.channels, width(lanes)):
+                count = p.channels - channel
+                value = load_first(lanes, p.x, row * p.x_stride + channel, count) * scales
+                if p.weight != 0:
+                    value = value * load_first(lanes, p.weight, channel, count)
+                store_first(y, row * p.channels + channel, value, count)
+        task = next_task(tickets)
 
 
 @kernel
-def norm_backward(lanes, p, dy, dy_stride, inverse, dx, dweight, scratch, first, last):
-    """Runs tasks [first, last). `dweight` is (tasks, channels): each task's own sum.
+def norm_backward(lanes, p, dy, dy_stride, inverse, dx, dweight, scratch, tickets, tasks):
+    """Runs tasks as long as there are any. `dweight` is (tasks, channels): each task's own sum.
 
     With s = 1 / rms and g = dy weight: dx = s (g - x s^2 mean(g x)), dweight = sum over rows of dy x s.
     """
     vectors = (p.channels + width(lanes) - 1) // width(lanes)
     sums = scratch + 4 * FOLDED
-    for task in range(first, last):
+    task = next_task(tickets)
+    while task < tasks:
         clear(lanes, sums, vectors)
         for row in range(task * ROWS, min((task + 1) * ROWS, p.rows)):
             scale = get(inverse, row)
@@ -102,3 +107,4 @@ def norm_backward(lanes, p, dy, dy_stride, inverse, dx, dweight, scratch, first,
             store_first(
                 dweight, task * p.channels + channel, load(lanes, sums, channel), p.channels - channel
             )
+        task = next_task(tickets)

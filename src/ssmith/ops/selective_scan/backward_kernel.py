@@ -22,6 +22,7 @@ from ssmith.ops.simd.vectors import (
     get,
     load,
     load_first,
+    next_task,
     phi1,
     prefetch,
     prefetch_for_store,
@@ -98,10 +99,11 @@ def lay_out(lanes, scratch, state_size):
 
 
 @kernel
-def scan_backward(lanes, p, g, borders, scratch, first, last):
-    """Runs tasks [first, last). `borders` are the rows where sequences begin, and the end."""
+def scan_backward(lanes, p, g, borders, scratch, tickets, tasks):
+    """Runs tasks as long as there are any. `borders` are the rows where sequences begin, and the end."""
     tiles = lay_out(lanes, scratch, p.state_size)
-    for task in range(first, last):
+    task = next_task(tickets)
+    while task < tasks:
         sequence, span = task // p.spans, task % p.spans
         begin, end = borders[sequence], borders[sequence + 1]
         first_channel = span * p.span
@@ -135,6 +137,7 @@ def scan_backward(lanes, p, g, borders, scratch, first, last):
                 finish(lanes, p, g, tiles, start, steps, channel, count, vectors)
             store_columns(lanes, tiles.dA, p.state_size, count, g.dA + row)
             store_columns(lanes, tiles.dstate, p.state_size, count, g.dinitial_state + row)
+        task = next_task(tickets)
 
 
 @inner

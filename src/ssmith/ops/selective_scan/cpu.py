@@ -66,13 +66,14 @@ def _forward(
     initial_state = None if initial_state is None else initial_state.contiguous()
     scan = inputs.scan(checkpoints if for_backward else None, delta_softplus, zoh)
     state, outputs = address(initial_state), (address(y), address(final_state))
+    tasks = inputs.sequences * scan.spans
     prepare(scan_forward, LANES, scan, inputs.borders, state, *outputs, 0, 0, 0)
 
-    def work(first: int, last: int) -> None:
+    def work(tickets: int) -> None:
         scratch = aligned_floats(forward_scratch(scan.state_size, LANES.width))
-        scan_forward(LANES, scan, inputs.borders, state, *outputs, scratch.ctypes.data, first, last)
+        scan_forward(LANES, scan, inputs.borders, state, *outputs, scratch.ctypes.data, tickets, tasks)
 
-    share(work, inputs.sequences * scan.spans)
+    share(work, tasks)
     return y, final_state, checkpoints
 
 
@@ -140,13 +141,14 @@ def _backward(
         dinitial.data_ptr(), over_sequences[0].data_ptr(), over_spans[0].data_ptr(), over_spans[1].data_ptr(),
         over_sequences[1].data_ptr(), over_sequences[2].data_ptr(), inputs.rows,
     )  # fmt: skip
+    tasks = inputs.sequences * scan.spans
     prepare(scan_backward, LANES, scan, gradients, inputs.borders, 0, 0, 0)
 
-    def work(first: int, last: int) -> None:
+    def work(tickets: int) -> None:
         scratch = aligned_floats(backward_scratch(scan.state_size, LANES.width))
-        scan_backward(LANES, scan, gradients, inputs.borders, scratch.ctypes.data, first, last)
+        scan_backward(LANES, scan, gradients, inputs.borders, scratch.ctypes.data, tickets, tasks)
 
-    share(work, inputs.sequences * scan.spans)
+    share(work, tasks)
     for parts, total in zip([*over_sequences, *over_spans], [dA, dD, dbias, dB, dC], strict=True):
         sum_first(parts, total)
     return results

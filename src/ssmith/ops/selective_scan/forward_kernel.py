@@ -20,6 +20,7 @@ from ssmith.ops.simd.vectors import (
     get,
     load,
     load_first,
+    next_task,
     phi1,
     prefetch,
     prefetch_for_store,
@@ -87,10 +88,11 @@ def lay_out(lanes, scratch, state_size):
 
 
 @kernel
-def scan_forward(lanes, p, borders, initial_state, y, final_state, scratch, first, last):
-    """Runs tasks [first, last). `borders` are the rows where sequences begin, and the end."""
+def scan_forward(lanes, p, borders, initial_state, y, final_state, scratch, tickets, tasks):
+    """Runs tasks as long as there are any. `borders` are the rows where sequences begin, and the end."""
     tiles = lay_out(lanes, scratch, p.state_size)
-    for task in range(first, last):
+    task = next_task(tickets)
+    while task < tasks:
         sequence, span = task // p.spans, task % p.spans
         begin, end = borders[sequence], borders[sequence + 1]
         for channel in range(span * p.span, min((span + 1) * p.span, p.inner), width(lanes)):
@@ -113,6 +115,7 @@ def scan_forward(lanes, p, borders, initial_state, y, final_state, scratch, firs
                 finish(lanes, p, tiles, y, start, steps, channel, count)
                 chunk += 1
             store_columns(lanes, tiles.state, p.state_size, count, final_state + row)
+        task = next_task(tickets)
 
 
 @inner

@@ -8,55 +8,38 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import torch
 
-_PIECES_PER_THREAD = 8
 _pool: ThreadPoolExecutor | None = None
 _lock = threading.Lock()
 
 
-def share(work: Callable[[int, int], object], tasks: int) -> None:
-    """Calls `work(first, last)` on pieces of range(tasks), with as many threads as torch uses.
+def share(work: Callable[[int], object], tasks: int) -> None:
+    """Calls `work(tickets)` in as many threads as torch uses, or as there are tasks.
 
-    Which thread takes which piece is chance, so results are reproducible only when each task writes to a
-    place of its own and computes the same whoever its neighbours are. An exception in a piece is raised here.
+    `tickets` is the address of a counter from which kernels draw the numbers of tasks, `next_task(tickets)`,
+    until they reach the end: a thread takes Python's lock once, not at every task, and none waits for a slow
+    one. Which thread takes which task is chance, so results are reproducible only when each task writes to a
+    place of its own and computes the same whoever its neighbours are. An exception is raised here.
     """
+    counter = np.zeros(1, np.int64)
+    tickets = counter.ctypes.data
     threads = min(torch.get_num_threads(), tasks)
-    if threads <= 1:
-        if tasks > 0:
-            work(0, tasks)
-        return
-    pieces = iter(_pieces(tasks, threads))
-    taken = threading.Lock()
     # The calling thread works too: should every pool thread be busy for somebody else, it does all the work.
-    helpers = [_executor().submit(_drain, work, pieces, taken) for _ in range(threads - 1)]
+    helpers = [_executor().submit(work, tickets) for _ in range(threads - 1)]
     try:
-        _drain(work, pieces, taken)
+        if tasks > 0:
+            work(tickets)
     finally:
         waiting = [h for h in helpers if not h.cancel()]
         for helper in waiting:
             helper.exception()  # waits: nobody may still write when the caller goes on
     for helper in waiting:
         helper.result()
-
-
-def _pieces(tasks: int, threads: int) -> Iterator[tuple[int, int]]:
-    size = max(1, tasks // (threads * _PIECES_PER_THREAD))
-    return ((first, min(first + size, tasks)) for first in range(0, tasks, size))
-
-
-def _drain(
-    work: Callable[[int, int], object], pieces: Iterator[tuple[int, int]], taken: threading.Lock
-) -> None:
-    while True:
-        with taken:
-            piece = next(pieces, None)
-        if piece is None:
-            return
-        work(*piece)
 
 
 def _executor() -> ThreadPoolExecutor:

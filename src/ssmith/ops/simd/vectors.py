@@ -98,6 +98,17 @@ def width(typing: Any, lanes: Any) -> Any:
 
 
 @intrinsic
+def next_task(typing: Any, tickets: Any) -> Any:
+    """Draws the next number from the counter at `tickets`; no two threads get the same."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        counter = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
+        return builder.atomic_rmw("add", counter, ir.Constant(ir.IntType(64), 1), "monotonic")
+
+    return types.int64(types.int64), emit
+
+
+@intrinsic
 def get(typing: Any, address: Any, index: Any) -> Any:
     """The float32 at `address[index]`."""
 
