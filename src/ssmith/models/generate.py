@@ -125,7 +125,7 @@ class _Writer:
     def __init__(self, model: Any, prompt: Any, stop: str | Sequence[str] | None, text: bool) -> None:
         tokenizer = model.tokenizer
         self.stops = [stop] if isinstance(stop, str) else list(stop or [])
-        if tokenizer is None and (isinstance(prompt, str) or self.stops):
+        if not tokenizer and (isinstance(prompt, str) or self.stops):
             raise ValueError("the model has no tokenizer: give ids, and no stop strings")
         if "" in self.stops:
             raise ValueError("a stop string must not be empty")
