@@ -123,10 +123,8 @@ class _Writer:
     """What one prompt has become: its new ids, its complete text, and why it ended."""
 
     def __init__(self, model: Any, prompt: Any, stop: str | Sequence[str] | None, text: bool) -> None:
-        tokenizer = model.tokenizer
         self.stops = [stop] if isinstance(stop, str) else list(stop or [])
-        if not tokenizer and (isinstance(prompt, str) or self.stops):
-            raise ValueError("the model has no tokenizer: give ids, and no stop strings")
+        tokenizer = _tokenizer_of(model, needed=isinstance(prompt, str) or bool(self.stops))
         if "" in self.stops:
             raise ValueError("a stop string must not be empty")
         self.eos: int | None = None if tokenizer is None else tokenizer.eos_token_id
@@ -167,6 +165,12 @@ class _Writer:
             ready, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         self.texts.append(ready)
         return ready
+
+
+def _tokenizer_of(model: Any, needed: bool) -> Any:
+    if needed and model.tokenizer is None:
+        raise ValueError("the model has no tokenizer: give ids, and no stop strings")
+    return model.tokenizer
 
 
 def _overlap(text: str, stop: str) -> int:
