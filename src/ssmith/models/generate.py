@@ -124,10 +124,12 @@ class _Writer:
 
     def __init__(self, model: Any, prompt: Any, stop: str | Sequence[str] | None, text: bool) -> None:
         self.stops = [stop] if isinstance(stop, str) else list(stop or [])
-        tokenizer = _tokenizer_of(model, needed=isinstance(prompt, str) or bool(self.stops))
+        tokenizer = model.tokenizer
+        if (isinstance(prompt, str) or self.stops) and not tokenizer:
+            raise ValueError("the model has no tokenizer: give ids, and no stop strings")
         if "" in self.stops:
             raise ValueError("a stop string must not be empty")
-        self.eos: int | None = None if tokenizer is None else tokenizer.eos_token_id
+        self.eos: int | None = getattr(tokenizer, "eos_token_id", None)
         if isinstance(prompt, str):
             prompt = tokenizer.encode(prompt) or ([] if self.eos is None else [self.eos])
         self.prompt: list[int] = prompt
@@ -165,12 +167,6 @@ class _Writer:
             ready, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         self.texts.append(ready)
         return ready
-
-
-def _tokenizer_of(model: Any, needed: bool) -> Any:
-    if needed and model.tokenizer is None:
-        raise ValueError("the model has no tokenizer: give ids, and no stop strings")
-    return model.tokenizer
 
 
 def _overlap(text: str, stop: str) -> int:
