@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from tyro.conf import Positional
 
 from ssmith.cli.flags import flag, parse_flags
 from ssmith.config.load import load_recipe
-
-if TYPE_CHECKING:
-    from ssmith.verification import VerifyReport
 
 DESCRIPTION = """Proves the gradients of a model: every parameter against finite differences in float64,
 compiled kernels against the reference, and split, padded, packed, checkpointed = whole.
@@ -35,7 +32,7 @@ def run(arguments: Sequence[str]) -> int:
     from ssmith.cli.notes import show_log_messages
     from ssmith.verification import verify
 
-    console = Console(highlight=False, markup=False, emoji=False, width=140)
+    console = Console(highlight=False, markup=False, emoji=False)
     show_log_messages(console)
     with console.status("verifying") as status:
         report = verify(
@@ -43,7 +40,8 @@ def run(arguments: Sequence[str]) -> int:
             seed=flags.seed,
             progress=lambda done, total, what: status.update(f"verifying {done}/{total}: {what}"),
         )
-    _print(console, report)
+    for line in report.to_text().splitlines():
+        console.print(line, style=_style(line), soft_wrap=True)
     return 0 if report.ok else 1
 
 
@@ -56,17 +54,5 @@ def _subject(name: str) -> Any:
     return load(name)
 
 
-def _print(console: Any, report: VerifyReport) -> None:
-    console.print(f"{'check':<22} {'subject':<40} {'shape':<12} {'error':>9} {'limit':>9}")
-    for row in report.rows:
-        shape = "x".join(map(str, row.shape)) if row.shape else ""
-        line = f"{row.check:<22} {row.name:<40} {shape:<12} {row.error:>9.1e} {row.tolerance:>9.1e} "
-        verdict = "ok" if row.ok else "FAILED"
-        console.print(f"{line} {verdict}  {row.detail}".rstrip(), style=None if row.ok else "bold red")
-    failed = [row for row in report.rows if not row.ok]
-    summary = f"{len(report.rows)} checks in {report.seconds:.1f} s: "
-    if not failed:
-        console.print(summary + "all hold", style="bold green")
-        return
-    names = ", ".join(dict.fromkeys(row.name for row in failed))
-    console.print(f"{summary}{len(failed)} FAILED: {names}", style="bold red")
+def _style(line: str) -> str | None:
+    return "bold red" if "FAILED" in line else None

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from ssmith.ops.linear_cross_entropy.reference import token_losses_reference
+from ssmith.ops.linear_cross_entropy.reference import losses_of_logits, token_losses_reference
 from ssmith.ops.shapes import at_least_float32
 
 # A chunk's logits: 4 Mi numbers are 16 MiB in float32, large enough for full speed of the product.
@@ -133,13 +133,7 @@ def _losses_and_gradient(
     gradient: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Losses per token and, in the logits' own memory, the gradient of their weighted sum."""
-    lse = torch.logsumexp(logits, -1)
-    nll = lse - logits.gather(-1, targets[:, None])[:, 0]
-    losses = nll
-    if label_smoothing:
-        losses = (1 - label_smoothing) * nll + label_smoothing * (lse - logits.mean(-1))
-    if z_loss:
-        losses = losses + z_loss * lse.square()
+    losses, lse = losses_of_logits(logits, targets, label_smoothing, z_loss)
     # a token that does not count adds nothing, even where its logits are not finite
     losses = torch.where(coefficients == 0, 0.0, losses)
     if not gradient:

@@ -18,12 +18,18 @@ def token_losses_reference(
     z_loss: float,
 ) -> Tensor:
     """The loss of each token, float32 or float64; see `ssmith.ops.linear_cross_entropy`."""
-    wide = at_least_float32(hidden_TD, weight_VD)
-    logits = F.linear(hidden_TD, weight_VD, bias_V).to(wide)
-    lse = torch.logsumexp(logits, -1)
-    losses = lse - logits.gather(-1, targets_T[:, None])[:, 0]
+    logits = F.linear(hidden_TD, weight_VD, bias_V).to(at_least_float32(hidden_TD, weight_VD))
+    return losses_of_logits(logits, targets_T, label_smoothing, z_loss)[0]
+
+
+def losses_of_logits(
+    logits_TV: Tensor, targets_T: Tensor, label_smoothing: float, z_loss: float
+) -> tuple[Tensor, Tensor]:
+    """The loss of each token, and the logarithm of its sum of exponentials."""
+    lse = torch.logsumexp(logits_TV, -1)
+    losses = lse - logits_TV.gather(-1, targets_T[:, None])[:, 0]
     if label_smoothing:
-        losses = (1 - label_smoothing) * losses + label_smoothing * (lse - logits.mean(-1))
+        losses = (1 - label_smoothing) * losses + label_smoothing * (lse - logits_TV.mean(-1))
     if z_loss:
         losses = losses + z_loss * lse.square()
-    return losses
+    return losses, lse
