@@ -155,6 +155,10 @@ FAULTS = {
         lambda f: edit(f / "config.json", intermediate_size=5),
         "intermediate_size 5 is not",
     ),
+    "far too many layers": (
+        lambda f: edit(f / "config.json", num_hidden_layers=10**9),
+        r"config.json names 1000000000 layers, the weights are only \d+ tensors",
+    ),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "has no model.safetensors"),
     "pickle only": (
         lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),

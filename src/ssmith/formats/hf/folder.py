@@ -158,9 +158,12 @@ def load(
         config = family.settings_in({k: v for k, v in values.items() if k not in _GENERIC})
     except ValueError as error:
         raise ValueError(f"{folder / CONFIG}: {error}") from error
+    weights = {family.ALIASES.get(name, name): w for name, w in _read_weights(folder).items()}
+    tensors, layers = len(weights), len(config.blocks) * config.repeats
+    if layers > tensors:  # said before layers are made that nothing will fill
+        raise ValueError(f"{folder}: {CONFIG} names {layers} layers, the weights are only {tensors} tensors")
     with torch.device("meta"):
         model = HybridLM(config)
-    weights = {family.ALIASES.get(name, name): w for name, w in _read_weights(folder).items()}
     _check_weights(weights, family.weights_out(dict(model.named_parameters()), config), family, folder)
     # Copies: what was read is a map of the file.
     owned = {
