@@ -254,3 +254,59 @@ def test_verify_takes_a_folder(folder: str, capsys: pytest.CaptureFixture[str]) 
     assert "rows hold" in capsys.readouterr().out
     after = ssmith.load(folder).state_dict()
     assert all(torch.equal(before[n], after[n]) for n in before)
+
+
+def test_the_recipes_folder_is_taken_unless_a_flag_names_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("r.toml").write_text(TINY + 'out = "named"\n')
+    assert main(["train", "r.toml", "--steps", "1"]) == 0
+    assert main(["train", "r.toml", "--steps", "1", "--out", "other"]) == 0
+    assert sorted(p.name for p in tmp_path.iterdir() if p.is_dir()) == ["named", "other"]
+
+
+def test_a_run_that_failed_does_not_block_the_next(
+    recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "run")
+    assert main(["train", recipe, "--out", out, "--lr", "1e30", "--warmup-steps", "0"]) == 1
+    assert "lower --lr" in capsys.readouterr().err
+    assert main(["train", recipe, "--out", out]) == 0
+    assert main(["train", recipe, "--out", out]) == 1  # now a model is in it
+
+
+def test_a_reader_that_leaves_early_is_no_error(folder: str) -> None:
+    program = [sys.executable, "-m", "ssmith.cli.main", "generate", folder, "-m", "4000", "-t", "1"]
+    process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.read(5)
+    process.stdout.close()
+    _, error = process.communicate(timeout=120)
+    assert error == b""
+    assert process.returncode == 141
+
+
+def test_out_of_memory_is_one_message(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(HybridLM, "forward", fails)
+    assert main(["train", recipe, "--out", str(tmp_path / "run")]) == 1
+    assert "out of memory: lower --micro-batch-size" in message(capsys)
+
+
+def test_stop_may_be_given_again(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    model = ssmith.load(folder)
+    whole = model.generate("It was", 60, 0.9, seed=7)
+    flags = ["-m", "60", "-t", "0.9", "--seed", "7", "--stop", whole[5:7], "--stop", "never there"]
+    assert main(["generate", "-p", "It was", *flags, folder]) == 0
+    assert capsys.readouterr().out == "It was" + whole[: whole.index(whole[5:7])] + "\n"
+
+
+@pytest.mark.parametrize("seed", ["-1", str(2**80)])
+def test_a_seed_that_no_generator_takes(seed: str, folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", folder, "--seed", seed]) == 1
+    assert message(capsys) == f"ssmith generate: seed must be a whole number from 0 to 2^63 - 1, got {seed}"

@@ -133,11 +133,11 @@ NAN = float("nan")
         (TrainConfig, {"batch_size": 0}, "batch_size must be a whole number of at least 1, got 0"),
         (TrainConfig, {"micro_batch_size": 0}, "micro_batch_size must be a whole number of at least 1"),
         (TrainConfig, {"max_seq_len": 0}, "max_seq_len must be a whole number of at least 1, got 0"),
-        (TrainConfig, {"dtype": "flaot32"}, "unknown dtype 'flaot32'; did you mean 'float32'?"),
+        (TrainConfig, {"dtype": "flaot32"}, "dtype must be one of float32 here, got 'flaot32'"),
         (TrainConfig, {"activation_checkpointing": "some"}, "activation_checkpointing must be 'none'"),
         (TrainConfig, {"backend": "referense"}, "unknown backend 'referense'; did you mean 'reference'"),
         (TrainConfig, {"validation_fraction": 1.0}, "validation_fraction must be between 0 and 1, got 1.0"),
-        (TrainConfig, {"seed": -1}, "seed must not be negative, got -1"),
+        (TrainConfig, {"seed": -1}, "seed must be a whole number from 0 to 2.63 - 1, got -1"),
         (TrainConfig, {"eval_every": -1}, "eval_every must not be negative, got -1"),
     ],
 )  # fmt: skip

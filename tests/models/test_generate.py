@@ -251,8 +251,9 @@ def test_texts_in_a_batch(counting):
     [
         ([], {}, "the prompt is empty: give at least one token or a text"),
         ([[1], []], {}, "the prompt is empty: give at least one token or a text"),
-        (torch.ones(0).long(), {}, r"ids must be \(T,\) or \(B, T\) and not empty, got shape \(0,\)"),
-        (torch.ones(1, 1, 1).long(), {}, r"ids must be .* got shape \(1, 1, 1\)"),
+        (torch.ones(0).long(), {}, r"ids must be .* and not empty, got torch.int64 of shape \(0,\)"),
+        (torch.ones(1, 1, 1).long(), {}, r"ids must be .* got torch.int64 of shape \(1, 1, 1\)"),
+        (torch.ones(2), {}, r"ids must be int64 or int32, .* got torch.float32 of shape \(2,\)"),
         ("a", {}, "the model has no tokenizer: give ids, and no stop strings"),
         ([1], {"stop": "x"}, "the model has no tokenizer: give ids, and no stop strings"),
         ([1], {"max_tokens": -1}, "max_tokens must not be negative, got -1"),

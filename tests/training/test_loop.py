@@ -151,3 +151,17 @@ def test_checkpointing_and_micro_batches_of_the_settings_act() -> None:
     checkpointed, _ = trained(activation_checkpointing="full")
     for a, b in zip(plain.parameters(), checkpointed.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_texts_are_documents_and_other_arguments_are_named() -> None:
+    texts = [d.text for d in TEXTS]
+    report = ssmith.train(MODEL, texts, settings(seed=1))
+    assert report.losses == ssmith.train(MODEL, TEXTS, settings(seed=1)).losses
+    with pytest.raises(ValueError, match="data must be a path, or a list of texts or Documents, got list"):
+        ssmith.train(MODEL, [3], settings())
+    with pytest.raises(
+        ValueError, match="train takes a HybridLM or a ModelConfig, and a TrainConfig; got str"
+    ):
+        ssmith.train("tiny", TEXTS, settings())
+    with pytest.raises(ValueError, match="got ModelConfig and dict"):
+        ssmith.train(MODEL, TEXTS, {"steps": 1})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import sys
 from collections import Counter
 from collections.abc import Mapping
 
@@ -16,12 +18,20 @@ from ssmith.training.loop import TrainReport
 from ssmith.training.reporter import Reporter, RunSummary
 
 
+class PatientConsole(Console):
+    """A console that falls silent when its reader is gone (`| head`), where rich would end the program."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 class ConsoleReporter(Reporter):
     """Prints a run. Without a terminal: the same lines, no bar, no colour."""
 
     def __init__(self, console: Console | None = None) -> None:
         # highlight=False: numbers in the lines keep one colour
-        self.console = console or Console(highlight=False, markup=False, emoji=False)
+        self.console = console or PatientConsole(highlight=False, markup=False, emoji=False)
         self.progress: Progress | None = None
         self.window: list[Mapping[str, float | int]] = []
         self.log_every = 1

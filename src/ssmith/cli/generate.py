@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from tyro.conf import Positional
+from tyro.conf import Positional, UseAppendAction
 
 from ssmith.cli.flags import flag, parse_flags
 
@@ -24,7 +24,9 @@ class GenerateFlags:
     top_p: Annotated[float | None, flag("X", "only the likeliest tokens that reach X together")] = None
     min_p: Annotated[float | None, flag("X", "only tokens X times as likely as the likeliest")] = None
     seed: Annotated[int | None, flag("N", "makes sampling repeatable")] = None
-    stop: Annotated[tuple[str, ...], flag("TEXT", "strings that end the text")] = ()
+    stop: UseAppendAction[
+        Annotated[tuple[str, ...], flag("TEXT", "a string that ends the text; may be given again")]
+    ] = ()
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -32,7 +34,7 @@ def run(arguments: Sequence[str]) -> int:
     from ssmith.formats import load
 
     model = load(flags.model)
-    prompt = sys.stdin.read() if flags.prompt == "-" else flags.prompt
+    prompt = _read_prompt() if flags.prompt == "-" else flags.prompt
     pieces = model.stream(
         prompt,
         flags.max_tokens,
@@ -49,3 +51,10 @@ def run(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
     sys.stdout.write("\n")
     return 0
+
+
+def _read_prompt() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"the prompt on standard input is not UTF-8 (byte {error.start})") from error

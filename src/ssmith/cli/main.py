@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -42,19 +43,29 @@ def _run(verb: str, arguments: list[str]) -> int:
     module = importlib.import_module(f"ssmith.cli.{verb}")
     try:
         return module.run([a for a in arguments if a != "--traceback"])
-    except (ValueError, OSError, MemoryError) as error:
-        if traceback:
+    except BrokenPipeError:  # whoever read the output has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except (ValueError, OSError, MemoryError, RuntimeError) as error:
+        if traceback or (isinstance(error, RuntimeError) and not _out_of_memory(error)):
             raise
         print(f"ssmith {verb}: {_message(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"\nssmith {verb}: stopped", file=sys.stderr)
+        lost = "; no model was saved" if verb == "train" else ""
+        print(f"\nssmith {verb}: stopped{lost}", file=sys.stderr)
         return 130
 
 
+def _out_of_memory(error: BaseException) -> bool:
+    """torch says it with a RuntimeError: its OutOfMemoryError on a GPU, a sentence on a CPU."""
+    kind = type(error).__name__
+    return kind in ("MemoryError", "OutOfMemoryError") or "can't allocate memory" in str(error)
+
+
 def _message(error: BaseException) -> str:
-    if isinstance(error, MemoryError):
-        return "out of memory: lower --batch-size, --micro-batch-size or --max-seq-len"
+    if _out_of_memory(error):
+        return "out of memory: lower --micro-batch-size or --max-seq-len, or take a smaller model"
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.strerror}: {error.filename}"
     return str(error) or type(error).__name__

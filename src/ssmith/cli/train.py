@@ -23,7 +23,9 @@ class TrainFlags:
         "tiny"
     )
     data: Annotated[str | None, flag("PATH", "text file, folder, .jsonl, or - for standard input")] = None
-    out: Annotated[str, flag("DIR", "folder for the model and its records (default: out)")] = "out"
+    out: Annotated[
+        str | None, flag("DIR", "folder for the model and its records (default: the recipe's, or out)")
+    ] = None
     steps: Annotated[int | None, flag("N", "optimizer steps")] = None
     epochs: Annotated[float | None, flag("X", "passes over the data, instead of steps")] = None
     batch_size: Annotated[int | None, flag("N", "rows in one optimizer step")] = None
@@ -50,7 +52,9 @@ OPTIM_FLAGS = ("lr", "warmup_steps", "weight_decay", "clip_norm")
 
 def run(arguments: Sequence[str]) -> int:
     flags = parse_flags(TrainFlags, "train", DESCRIPTION, arguments)
-    recipe = from_dict(Recipe, merge(_recipe_values(flags), _changes(flags)))
+    values = merge(_recipe_values(flags), _changes(flags))
+    values["train"].setdefault("out", "out")
+    recipe = from_dict(Recipe, values)
     from ssmith.cli.console import ConsoleReporter  # torch is slow to import: wrong settings answer at once
     from ssmith.training import train
 

@@ -24,6 +24,23 @@ def _require(condition: bool, message: str) -> None:
         raise ValueError(message)
 
 
+def check_seed(seed: object) -> None:
+    """Raises ValueError unless `seed` is a whole number that every generator takes."""
+    ok = isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed < 2**63
+    _require(ok, f"seed must be a whole number from 0 to 2^63 - 1, got {seed!r}")
+
+
+def _number(**values: object) -> None:
+    for name, value in values.items():
+        ok = isinstance(value, int | float) and not isinstance(value, bool)
+        _require(ok, f"{name} must be a number, got {value!r}")
+
+
+def _instance(**values: tuple[object, type]) -> None:
+    for name, (value, kind) in values.items():
+        _require(isinstance(value, kind), f"{name} must be a {kind.__name__}, got {value!r}")
+
+
 def _positive_int(**values: object) -> None:
     for name, value in values.items():
         ok = isinstance(value, int) and not isinstance(value, bool) and value >= 1
@@ -146,6 +163,7 @@ class ModelConfig:
         for block in self.blocks:
             _require(block in MIXERS, f"unknown block {block!r}{nearest(str(block), MIXERS)}")
         _require(self.norm_eps > 0, f"norm_eps must be positive, got {self.norm_eps!r}")
+        _instance(mamba1=(self.mamba1, Mamba1Config))
         self.mamba1.inner_size(self.hidden_size)
 
     @property
@@ -176,6 +194,7 @@ class OptimConfig:
     clip_norm: float = 1.0
 
     def __post_init__(self) -> None:
+        _number(**vars(self))
         _require(self.lr > 0 and math.isfinite(self.lr), f"lr must be positive, got {self.lr!r}")
         for name in ("beta1", "beta2"):
             _require(0 <= getattr(self, name) < 1, f"{name} must be in [0, 1), got {getattr(self, name)!r}")
@@ -228,13 +247,17 @@ class TrainConfig:
         )
         if self.steps is not None:
             _positive_int(steps=self.steps)
-        _require(self.epochs is None or self.epochs > 0, f"epochs must be positive, got {self.epochs!r}")
+        _require(
+            self.epochs is None or (self.epochs > 0 and math.isfinite(self.epochs)),
+            f"epochs must be positive, got {self.epochs!r}",
+        )
+        _instance(optim=(self.optim, OptimConfig))
+        check_seed(self.seed)
         _positive_int(batch_size=self.batch_size, max_seq_len=self.max_seq_len, log_every=self.log_every)
         if self.micro_batch_size is not None:
             _positive_int(micro_batch_size=self.micro_batch_size)
-        _require(
-            self.dtype in FLOAT_DTYPES, f"unknown dtype {self.dtype!r}{nearest(self.dtype, FLOAT_DTYPES)}"
-        )
+        dtypes = ", ".join(FLOAT_DTYPES)
+        _require(self.dtype in FLOAT_DTYPES, f"dtype must be one of {dtypes} here, got {self.dtype!r}")
         backends = nearest(self.backend, BACKENDS)
         _require(self.backend in BACKENDS, f"unknown backend {self.backend!r}{backends}")
         _require(
@@ -245,7 +268,7 @@ class TrainConfig:
             0 < self.validation_fraction < 1,
             f"validation_fraction must be between 0 and 1, got {self.validation_fraction!r}",
         )
-        for name in ("eval_every", "seed"):
+        for name in ("eval_every",):
             _require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)!r}")
 
 

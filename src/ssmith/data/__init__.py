@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ssmith.data.loader import Batch, BatchLoader
     from ssmith.data.packing import IGNORE_INDEX, TokenStream, pack_documents
     from ssmith.data.split import split_documents
-    from ssmith.data.text import Document, read_documents
+    from ssmith.data.text import Document, as_documents, read_documents
     from ssmith.data.tokenizer import Tokenizer, byte_tokenizer
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Document",
     "TokenStream",
     "Tokenizer",
+    "as_documents",
     "byte_tokenizer",
     "pack_documents",
     "read_documents",
@@ -38,7 +39,7 @@ _FILES = {
     "loader": ("Batch", "BatchLoader"),
     "packing": ("IGNORE_INDEX", "TokenStream", "pack_documents"),
     "split": ("split_documents",),
-    "text": ("Document", "read_documents"),
+    "text": ("Document", "as_documents", "read_documents"),
     "tokenizer": ("Tokenizer", "byte_tokenizer"),
 }
 _FILE_OF = {name: file for file, names in _FILES.items() for name in names}

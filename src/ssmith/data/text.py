@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,15 @@ class Document:
 
     text: str
     source: str
+
+
+def as_documents(data: str | Path | Sequence[Document | str]) -> list[Document]:
+    """Documents from a path (see `read_documents`), or from documents and texts as they are."""
+    if isinstance(data, str | Path):
+        return read_documents(data)
+    if not isinstance(data, Sequence) or not all(isinstance(d, Document | str) for d in data):
+        raise ValueError(f"data must be a path, or a list of texts or Documents, got {type(data).__name__}")
+    return [d if isinstance(d, Document) else Document(d, f"text {i}") for i, d in enumerate(data)]
 
 
 def read_documents(path: str | Path) -> list[Document]:

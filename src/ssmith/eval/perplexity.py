@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from ssmith.data import Document, Tokenizer, read_documents
+from ssmith.data import Document, Tokenizer, as_documents
 from ssmith.models import HybridLM
 
 SEGMENT = 4096  # tokens read at once: bounds memory; the state carries on, so it changes nothing else
@@ -42,7 +42,7 @@ class EvalReport:
 
 @torch.no_grad()
 def evaluate(
-    model: HybridLM, data: str | Path | Sequence[Document], tokenizer: Tokenizer | None = None
+    model: HybridLM, data: str | Path | Sequence[Document | str], tokenizer: Tokenizer | None = None
 ) -> EvalReport:
     """Reads every document from its start, whole, and measures how well each token was foretold.
 
@@ -50,13 +50,15 @@ def evaluate(
     foretold too; otherwise the first token of a document is given and not counted.
 
     Args:
-        data: a path as `ssmith.data.read_documents` takes it, or documents.
+        data: a path as `ssmith.data.read_documents` takes it, or documents or texts.
         tokenizer: the model's own if None.
     """
+    if not isinstance(model, HybridLM):
+        raise ValueError(f"evaluate takes a HybridLM (ssmith.load gives one), got {type(model).__name__}")
     tokenizer = tokenizer or model.tokenizer
     if tokenizer is None:
         raise ValueError("the model has no tokenizer: load it from a folder with tokenizer.json, or pass one")
-    documents = read_documents(data) if isinstance(data, str | Path) else list(data)
+    documents = as_documents(data)
     start = time.perf_counter()
     nats, right, tokens, size = 0.0, 0, 0, 0
     for document in documents:

@@ -103,8 +103,10 @@ def _as_batch(prompt: Any) -> tuple[list[Any], bool]:
     if isinstance(prompt, str):
         return [prompt], False
     if isinstance(prompt, Tensor):
-        if prompt.dim() not in (1, 2) or prompt.numel() == 0:
-            raise ValueError(f"ids must be (T,) or (B, T) and not empty, got shape {tuple(prompt.shape)}")
+        whole = prompt.dtype in (torch.int64, torch.int32)
+        if prompt.dim() not in (1, 2) or prompt.numel() == 0 or not whole:
+            kind = f"{prompt.dtype} of shape {tuple(prompt.shape)}"
+            raise ValueError(f"ids must be int64 or int32, (T,) or (B, T) and not empty, got {kind}")
         return (prompt.tolist(), True) if prompt.dim() == 2 else ([prompt.tolist()], False)
     prompt = list(prompt)
     if not prompt:
@@ -185,9 +187,10 @@ def _tokens(
     """(row, new token), step by step; a row that is finished takes no further part."""
     if max_tokens < 0:
         raise ValueError(f"max_tokens must not be negative, got {max_tokens}")
+    generators = [seeded(seed) for _ in prompts]
     for i, prompt in enumerate(prompts):
         check_prompt(prompt, i, model.config.vocab_size)
-    return _steps(model, prompts, max_tokens, sampling, seed, rows)
+    return _steps(model, prompts, max_tokens, sampling, generators, rows)
 
 
 def _steps(
@@ -195,11 +198,10 @@ def _steps(
     prompts: list[list[int]],
     max_tokens: int,
     sampling: Sampling,
-    seed: int | None,
+    generators: list[torch.Generator],
     rows: list[_Writer],
 ) -> Iterator[tuple[int, int]]:
     device = model.embedding.weight.device
-    generators = [seeded(seed) for _ in prompts]
     # a vocabulary may be padded past the tokenizer's ids: those mean nothing
     known = None if model.tokenizer is None else model.tokenizer.vocab_size
     read = [_read_prompt(model, torch.tensor([p], dtype=torch.long, device=device)) for p in prompts]

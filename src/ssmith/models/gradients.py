@@ -86,6 +86,8 @@ def load_named(model: nn.Module, arrays: Mapping[str, Any]) -> None:
             raise ValueError(
                 f"unknown tensor {name!r} of shape {tuple(tensor.shape)}: the model has none so named"
             )
+        if tensor.is_complex() or tensor.dtype == torch.bool:
+            raise ValueError(f"tensor {name!r} is {tensor.dtype}, expected real numbers")
         expected = tuple(parameters[name].shape)
         if tuple(tensor.shape) != expected:
             raise ValueError(f"tensor {name!r} has shape {tuple(tensor.shape)}, expected {expected}")

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ssmith.config.schema import check_seed
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -61,5 +63,6 @@ def seeded(seed: int | None) -> torch.Generator:
     if seed is None:
         generator.seed()
     else:
+        check_seed(seed)
         generator.manual_seed(seed)
     return generator

@@ -17,9 +17,9 @@ from ssmith.data import (
     BatchLoader,
     Document,
     Tokenizer,
+    as_documents,
     byte_tokenizer,
     pack_documents,
-    read_documents,
     shipped_corpus,
     split_documents,
 )
@@ -58,7 +58,7 @@ class TrainReport:
 
 def train(
     model: HybridLM | ModelConfig,
-    data: str | Path | Sequence[Document] | None,
+    data: str | Path | Sequence[Document | str] | None,
     config: TrainConfig | None = None,
     *,
     reporter: Reporter | None = None,
@@ -68,7 +68,7 @@ def train(
     Args:
         model: the model, or the settings of one, which is then made from `config.seed`. Without a tokenizer
             it gets the byte tokenizer.
-        data: a path as `ssmith.data.read_documents` takes it, documents, or None: the corpus that ships.
+        data: a path as `ssmith.data.read_documents` takes it, documents, texts, or None: what ships.
         config: how; see `TrainConfig`.
         reporter: is told what happens, for a console; None: silence.
 
@@ -77,7 +77,12 @@ def train(
             empty, a loss or gradient that is not finite (the message names the step and the parameter; no
             weight has then been touched by that step).
     """
-    config = config or TrainConfig()
+    config = TrainConfig() if config is None else config
+    if not isinstance(config, TrainConfig) or not isinstance(model, HybridLM | ModelConfig):
+        raise ValueError(
+            "train takes a HybridLM or a ModelConfig, and a TrainConfig; "
+            f"got {type(model).__name__} and {type(config).__name__}"
+        )
     start = time.perf_counter()
     if isinstance(model, ModelConfig):
         torch.manual_seed(config.seed)
@@ -211,10 +216,10 @@ def _counted(targets: Tensor) -> int:
     return int((targets >= 0).sum())
 
 
-def _documents(data: str | Path | Sequence[Document] | None) -> list[Document]:
+def _documents(data: str | Path | Sequence[Document | str] | None) -> list[Document]:
     if data is None:
         return shipped_corpus()
-    return read_documents(data) if isinstance(data, str | Path) else list(data)
+    return as_documents(data)
 
 
 def _tokenizer(model: HybridLM) -> Tokenizer:

@@ -9,6 +9,8 @@ from ssmith.formats import save
 from ssmith.formats.files import write_whole
 from ssmith.models import HybridLM
 
+# All that a run leaves which failed or was stopped; nothing is lost when another one takes its place.
+WITHOUT_A_MODEL = ("run.toml", "metrics.jsonl")
 MODEL_CARD = """\
 # A language model trained with ssmith
 
@@ -20,7 +22,7 @@ MODEL_CARD = """\
 
 
 def prepare_folder(config: TrainConfig, model: ModelConfig, data: object) -> Path | None:
-    """Makes the run's folder and writes run.toml; None when the settings name no folder.
+    """Makes the run's folder and writes run.toml; None when the settings name none.
 
     Raises:
         ValueError: the folder is not empty, or a file stands in its place.
@@ -30,7 +32,7 @@ def prepare_folder(config: TrainConfig, model: ModelConfig, data: object) -> Pat
     out = Path(config.out)
     if out.exists() and not out.is_dir():
         raise ValueError(f"the output folder {out} is a file: give another --out")
-    if out.is_dir() and any(out.iterdir()):
+    if out.is_dir() and any(path.name not in WITHOUT_A_MODEL for path in out.iterdir()):
         raise ValueError(f"the output folder {out} is not empty: give another --out, or remove it")
     try:
         out.mkdir(parents=True, exist_ok=True)

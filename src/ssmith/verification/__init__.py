@@ -9,6 +9,7 @@ from functools import partial
 import torch
 
 from ssmith.config import ModelConfig
+from ssmith.config.schema import check_seed
 from ssmith.models import HybridLM
 from ssmith.verification.backends import COMPILED, backend_rows
 from ssmith.verification.equalities import EQUALITIES
@@ -43,6 +44,7 @@ def verify(
     Raises:
         ValueError: neither a model nor settings, or a weight that is not finite (named).
     """
+    check_seed(seed)
     start = time.perf_counter()
     model = _build(model_or_config, seed)
     check_finite(model)
