@@ -327,3 +327,19 @@ def test_a_target_outside_the_vocabulary_raises(value, reduction):
     targets[3] = value
     with pytest.raises((ValueError, IndexError, RuntimeError), match=str(value)):
         linear_cross_entropy(**tensors(), targets=targets, reduction=reduction)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_the_gradient_of_a_weight_of_zero_is_its_token_s_loss(reduction):
+    """A token of weight 0 is not one that is ignored."""
+    a = tensors()
+    targets = some_targets().abs().clamp(max=a["weight"].shape[0] - 1)
+    weights = torch.rand(len(targets), dtype=torch.float64)
+    weights[2] = 0.0
+    weights.requires_grad_()
+    loss = linear_cross_entropy(**a, targets=targets, token_weights=weights, reduction=reduction)
+    (gradient,) = torch.autograd.grad(loss, weights)
+    with torch.no_grad():
+        each = F.cross_entropy(F.linear(a["hidden"], a["weight"], a["bias"]), targets, reduction="none")
+        expected = each if reduction == "sum" else (each - loss) / weights.sum()
+    assert_close(gradient, expected, "float64")

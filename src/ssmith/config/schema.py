@@ -215,7 +215,7 @@ class TrainConfig:
         micro_batch_size: rows in one forward pass; gradients of a step are accumulated, weighted by tokens.
             None: the whole batch.
         max_seq_len: tokens in one row.
-        seed: seed of the initial weights, of the order of the data and of the samples.
+        seed: seed of the initial weights, and of the order of the data.
         dtype: what the products compute in.
         activation_checkpointing: "none", or "full" (only the inputs of blocks are kept).
         backend: of the operators: "auto", "cpu" or "reference".

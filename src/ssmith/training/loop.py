@@ -28,7 +28,7 @@ from ssmith.models import HybridLM
 from ssmith.training.metrics import MetricsFile, peak_memory_gib
 from ssmith.training.optim import NonFiniteGradientError, clip_gradients, make_optimizer
 from ssmith.training.reporter import Reporter, RunSummary
-from ssmith.training.run_folder import prepare_folder, save_run
+from ssmith.training.run_folder import discard, prepare_folder, save_run
 from ssmith.training.schedule import learning_rate
 
 
@@ -100,11 +100,15 @@ def train(
     reporter.start(RunSummary.of(model, config, loader, trained, held_out, total))
     run = _Run(model, config, loader, held_out, total, reporter)
     metrics = MetricsFile(None if out is None else out / "metrics.jsonl")
+    finished = False
     try:
         for row in run.steps():
             metrics.write(row)
+        finished = True
     finally:
         metrics.close()
+        if out is not None and not finished:
+            discard(out)
     report = run.report(time.perf_counter() - start)
     if out is not None:
         save_run(model, out)
@@ -151,7 +155,7 @@ class _Run:
         self.optimizer.zero_grad(set_to_none=True)
         loss = accumulate_gradients(self.model, batch, self.config.micro_batch_size)
         if not math.isfinite(loss):
-            raise NonFiniteGradientError(f"step {step}: the loss is {loss}; lower --lr (now {rate:.3g})")
+            raise NonFiniteGradientError(f"step {step}: the loss is {loss}; {_first_bad(self.model, rate)}")
         try:
             norm = clip_gradients(self.model.named_parameters(), self.config.optim.clip_norm)
         except NonFiniteGradientError as error:
@@ -210,6 +214,17 @@ def accumulate_gradients(model: HybridLM, batch: Batch, micro_batch_size: int | 
         (loss * share).backward()
         total += float(loss.detach()) * share
     return total
+
+
+def _first_bad(model: HybridLM, rate: float) -> str:
+    """Which weight, or else which gradient, is the first that is not finite, and what to do."""
+    for name, p in model.named_parameters():
+        if not bool(torch.isfinite(p).all()):
+            return f"the weight {name} is not finite: take other weights, or lower --lr (now {rate:.3g})"
+    for name, p in model.named_parameters():
+        if p.grad is not None and not bool(torch.isfinite(p.grad).all()):
+            return f"the gradient of {name} is not finite: lower --lr (now {rate:.3g})"
+    return f"lower --lr (now {rate:.3g})"
 
 
 def _counted(targets: Tensor) -> int:

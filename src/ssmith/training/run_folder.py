@@ -9,8 +9,6 @@ from ssmith.formats import save
 from ssmith.formats.files import write_whole
 from ssmith.models import HybridLM
 
-# All that a run leaves which failed or was stopped; nothing is lost when another one takes its place.
-WITHOUT_A_MODEL = ("run.toml", "metrics.jsonl")
 MODEL_CARD = """\
 # A language model trained with ssmith
 
@@ -32,7 +30,7 @@ def prepare_folder(config: TrainConfig, model: ModelConfig, data: object) -> Pat
     out = Path(config.out)
     if out.exists() and not out.is_dir():
         raise ValueError(f"the output folder {out} is a file: give another --out")
-    if out.is_dir() and any(path.name not in WITHOUT_A_MODEL for path in out.iterdir()):
+    if out.is_dir() and any(out.iterdir()):
         raise ValueError(f"the output folder {out} is not empty: give another --out, or remove it")
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -41,6 +39,14 @@ def prepare_folder(config: TrainConfig, model: ModelConfig, data: object) -> Pat
     except OSError as error:
         raise ValueError(f"cannot write to the output folder {out}: {error.strerror or error}") from error
     return out
+
+
+def discard(out: Path) -> None:
+    """Takes away what a run has written that ended without a model, so that it can be started again."""
+    for name in ("run.toml", "metrics.jsonl"):
+        (out / name).unlink(missing_ok=True)
+    if not any(out.iterdir()):
+        out.rmdir()
 
 
 def save_run(model: HybridLM, out: Path) -> None:

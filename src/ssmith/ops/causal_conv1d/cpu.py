@@ -97,7 +97,7 @@ def _backward(
         _contiguous(initial_state),
         _contiguous(dfinal_state),
     )
-    dy = torch.zeros(x.shape) if dy is None else as_rows(dy)
+    dy = x.new_zeros(x.shape) if dy is None else as_rows(dy)
     borders = borders_of(cu_seqlens, x)
     sequences = len(borders) - 1
     dweights, dbiases = x.new_empty(sequences, *weight.shape), x.new_empty(sequences, weight.shape[0])

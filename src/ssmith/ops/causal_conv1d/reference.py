@@ -19,7 +19,7 @@ def causal_conv1d_reference(
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """See `ssmith.ops.causal_conv1d`. Sums are float32, or float64 when an input is."""
-    wide = at_least_float32(x_BTC, weight_CK)
+    wide = at_least_float32(x_BTC, weight_CK, bias_C)
     batch, time, channels = x_BTC.shape
     kernel = weight_CK.shape[1]
     outputs, states = [], []

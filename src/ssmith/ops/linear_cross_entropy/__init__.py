@@ -61,19 +61,22 @@ def linear_cross_entropy(
     if reduction not in REDUCTIONS:
         raise ValueError(f"{op}: unknown reduction {reduction!r}; choose one of {', '.join(REDUCTIONS)}")
     rows, flat_targets = hidden.reshape(-1, width), targets.reshape(-1).long()
-    coefficients = _coefficients(rows, flat_targets, token_weights, ignore_index)
-    flat_targets = torch.where(flat_targets == ignore_index, 0, flat_targets)
+    counted = flat_targets != ignore_index
+    coefficients = _coefficients(rows, counted, token_weights)
+    flat_targets = torch.where(counted, flat_targets, 0)
     if reduction == "none":
         losses = per_token_losses(rows, weight, bias, flat_targets, label_smoothing, z_loss)
         # as in torch, a token that does not count has loss 0 even where its logits are not finite
-        return torch.where(coefficients == 0, 0.0, losses * coefficients).reshape(targets.shape)
+        return torch.where(counted, losses * coefficients, 0.0).reshape(targets.shape)
     if reduction == "mean":
         coefficients = coefficients / coefficients.sum()
-    loss = mean_or_sum_of_losses(rows, weight, bias, flat_targets, coefficients, label_smoothing, z_loss)
+    loss = mean_or_sum_of_losses(
+        rows, weight, bias, flat_targets, counted, coefficients, label_smoothing, z_loss
+    )
     return loss * torch.nan if reduction == "mean" and len(rows) == 0 else loss
 
 
-def _coefficients(hidden: Tensor, targets: Tensor, token_weights: Tensor | None, ignore_index: int) -> Tensor:
+def _coefficients(hidden: Tensor, counted: Tensor, token_weights: Tensor | None) -> Tensor:
     wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-    counted = (targets != ignore_index).to(wide)
-    return counted if token_weights is None else counted * token_weights.reshape(-1).to(wide)
+    ones = counted.to(wide)
+    return ones if token_weights is None else ones * token_weights.reshape(-1).to(wide)

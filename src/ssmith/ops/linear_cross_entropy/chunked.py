@@ -47,6 +47,7 @@ def mean_or_sum_of_losses(
     weight_VD: Tensor,
     bias_V: Tensor | None,
     targets_T: Tensor,
+    counted_T: Tensor,
     coefficients_T: Tensor,
     label_smoothing: float,
     z_loss: float,
@@ -57,6 +58,7 @@ def mean_or_sum_of_losses(
         weight_VD,
         bias_V,
         targets_T,
+        counted_T,
         coefficients_T,
         label_smoothing,
         z_loss,
@@ -72,6 +74,7 @@ class _WeightedLoss(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
+        counted: Tensor,
         coefficients: Tensor,
         label_smoothing: float,
         z_loss: float,
@@ -83,14 +86,14 @@ class _WeightedLoss(torch.autograd.Function):
         wide = at_least_float32(hidden, weight)
         d_weight = torch.zeros_like(weight, dtype=wide) if wants_weight else None
         d_bias = torch.zeros_like(bias, dtype=wide) if wants_bias and bias is not None else None
-        d_coefficients = torch.empty_like(coefficients) if ctx.needs_input_grad[4] else None
+        d_coefficients = torch.empty_like(coefficients) if ctx.needs_input_grad[5] else None
         loss = torch.zeros((), dtype=wide, device=hidden.device)
         length = chunk_length(weight.shape[0])
         for start in range(0, len(hidden), length):
             rows = slice(start, start + length)
             logits = F.linear(hidden[rows], weight, bias).to(wide)
             losses, d_logits = _losses_and_gradient(
-                logits, targets[rows], coefficients[rows], label_smoothing, z_loss, wants_any
+                logits, targets[rows], counted[rows], coefficients[rows], label_smoothing, z_loss, wants_any
             )
             loss += losses.dot(coefficients[rows])
             if d_coefficients is not None:
@@ -118,7 +121,7 @@ class _WeightedLoss(torch.autograd.Function):
             None if d_hidden is None else d_hidden * upstream.to(d_hidden.dtype),
             None if d_weight is None else (d_weight * upstream).to(weight_dtype),
             None if d_bias is None else (d_bias * upstream).to(bias_dtype),
-            None,
+            None, None,
             None if d_coefficients is None else d_coefficients * upstream,
             None, None, None,
         )  # fmt: skip
@@ -127,6 +130,7 @@ class _WeightedLoss(torch.autograd.Function):
 def _losses_and_gradient(
     logits: Tensor,
     targets: Tensor,
+    counted: Tensor,
     coefficients: Tensor,
     label_smoothing: float,
     z_loss: float,
@@ -134,8 +138,8 @@ def _losses_and_gradient(
 ) -> tuple[Tensor, Tensor | None]:
     """Losses per token and, in the logits' own memory, the gradient of their weighted sum."""
     losses, lse = losses_of_logits(logits, targets, label_smoothing, z_loss)
-    # a token that does not count adds nothing, even where its logits are not finite
-    losses = torch.where(coefficients == 0, 0.0, losses)
+    # as in torch, a token that does not count adds no loss even where its logits are not finite
+    losses = torch.where(counted, losses, 0.0)
     if not gradient:
         return losses, None
     d_logits = logits.sub_(lse[:, None]).exp_()

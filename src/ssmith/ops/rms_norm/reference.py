@@ -19,7 +19,7 @@ def rms_norm_reference(
     group_size: int | None,
 ) -> Tensor:
     """See `ssmith.ops.rms_norm`."""
-    wide = at_least_float32(x, weight)
+    wide = at_least_float32(x, weight, z)
     y = x.to(wide)
     if z is not None and not norm_before_gate:
         y = y * F.silu(z.to(wide))

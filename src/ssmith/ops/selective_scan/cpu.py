@@ -130,7 +130,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     inputs = _Inputs(u, delta, A, B, C, D, z, delta_bias, cu_seqlens)
     scan = inputs.scan(checkpoints, delta_softplus, zoh)
-    dy = torch.zeros(u.shape) if dy is None else dy.contiguous()
+    dy = u.new_zeros(u.shape) if dy is None else dy.contiguous()
     dfinal_state = None if dfinal_state is None else dfinal_state.contiguous()
     results = _gradient_shapes(u, A, z, cu_seqlens)
     du, ddelta, dA, dB, dC, dD, dz, dbias, dinitial = results

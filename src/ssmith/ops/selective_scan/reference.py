@@ -25,7 +25,7 @@ def selective_scan_reference(
     discretization: str,
 ) -> tuple[Tensor, Tensor]:
     """See `ssmith.ops.selective_scan`. States and sums are float32, or float64 when an input is."""
-    wide = at_least_float32(u_BTI, delta_BTI, A_IN, B_BTN, C_BTN)
+    wide = at_least_float32(u_BTI, delta_BTI, A_IN, B_BTN, C_BTN, D_I, z_BTI, delta_bias_I, initial_state)
     batch, time, _ = u_BTI.shape
     u, dt, A, B, C = (x.to(wide) for x in (u_BTI, delta_BTI, A_IN, B_BTN, C_BTN))
     if delta_bias_I is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import numpy as np
 import torch
@@ -30,16 +30,29 @@ def share(work: Callable[[int], object], tasks: int) -> None:
     tickets = counter.ctypes.data
     threads = min(torch.get_num_threads(), tasks)
     # The calling thread works too: should every pool thread be busy for somebody else, it does all the work.
-    helpers = [_executor().submit(work, tickets) for _ in range(threads - 1)]
+    helpers: list[Future[object]] = []
     try:
+        for _ in range(threads - 1):
+            helpers.append(_executor().submit(work, tickets))
         if tasks > 0:
             work(tickets)
     finally:
         waiting = [h for h in helpers if not h.cancel()]
-        for helper in waiting:
-            helper.exception()  # waits: nobody may still write when the caller goes on
+        _wait_for(waiting)
     for helper in waiting:
         helper.result()
+
+
+def _wait_for(futures: list[Future[object]]) -> None:
+    """Waits for all, through Ctrl-C too: nobody may still write when the caller's memory goes."""
+    interrupt: KeyboardInterrupt | None = None
+    while not all(future.done() for future in futures):
+        try:
+            wait(futures)
+        except KeyboardInterrupt as error:
+            interrupt = error
+    if interrupt is not None:
+        raise interrupt
 
 
 def _executor() -> ThreadPoolExecutor:
