@@ -1,4 +1,4 @@
-"""ssmith: trains, adapts and runs hybrid state-space language models on the hardware people own.
+"""ssmith: trains and runs state-space language models on the hardware people own.
 
 Names are imported when they are first used, so that `import ssmith` needs no torch.
 """

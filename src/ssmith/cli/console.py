@@ -119,4 +119,7 @@ def _step_line(window: list[Mapping[str, float | int]], total: int) -> str:
 
 
 def _time(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 60 else f"{int(seconds // 60)} min {seconds % 60:.0f} s"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)  # rounded first: never "4 min 60 s"
+    return f"{minutes} min {rest} s"

@@ -72,7 +72,7 @@ def _message(error: BaseException) -> str:
 
 
 def _overview() -> str:
-    lines = [USAGE, "", "Trains, adapts and runs hybrid state-space language models.", "", "verbs:"]
+    lines = [USAGE, "", "Trains and runs state-space language models.", "", "verbs:"]
     lines += [f"  {name:<10} {text}" for name, text in VERBS.items()]
     lines += ["", "`ssmith VERB --help` says more. A failure is one message; --traceback shows where.", ""]
     return "\n".join(lines).rstrip()

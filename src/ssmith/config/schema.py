@@ -268,8 +268,7 @@ class TrainConfig:
             0 < self.validation_fraction < 1,
             f"validation_fraction must be between 0 and 1, got {self.validation_fraction!r}",
         )
-        for name in ("eval_every",):
-            _require(getattr(self, name) >= 0, f"{name} must not be negative, got {getattr(self, name)!r}")
+        _require(self.eval_every >= 0, f"eval_every must not be negative, got {self.eval_every!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
